@@ -14,10 +14,10 @@ struct PackedBatch {
   std::vector<int64_t> bounds;      // [D + 1], first token of each document, then T
   std::vector<int64_t> labels;      // [T], next token of the same document, or kNoLabel
   std::vector<double> temperature;  // [T], or empty for 1
-  std::vector<double> weight;       // [T], weight of labels[t] in the objective; 0 where there is no label.  Holds
-                                    // every mean (design D4): after it, losses are sums.
-  std::vector<double> seq_weight;   // [D], weight of a document in sequence-level objectives, or empty
-  std::vector<int64_t> sample;      // [D], which sample of the global batch a document is (its index in the step)
+  std::vector<double> weight;  // [T], weight of labels[t] in the objective; 0 where there is no label.  Holds
+                               // every mean (design D4): after it, losses are sums.
+  std::vector<double> seq_weight;  // [D], weight of a document in sequence-level objectives, or empty
+  std::vector<int64_t> sample;  // [D], which sample of the global batch a document is (its index in the step)
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t documents() const { return static_cast<int64_t>(bounds.size()) - 1; }
 };

@@ -1,0 +1,21 @@
+// A sample: the tokens of one sequence and which of them are trained on.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace titanium {
+
+struct Sample {
+  std::vector<int32_t> ids;        // [n]
+  std::vector<uint8_t> loss_mask;  // [n], 1: this token is trained on, so the position before it carries a
+                                   // weight. Says nothing by token id: a final EOS is a token like any other.
+  int64_t index = 0;       // its place in the step's global batch; what PackedBatch::sample holds
+  double temperature = 1;  // of its log-probs; > 0
+  int64_t size() const { return static_cast<int64_t>(ids.size()); }
+};
+
+// Number of trained tokens that have a position to predict them: the first token of a sequence never has one.
+// BadData where loss_mask and ids differ in length.
+int64_t trained_tokens(const Sample& sample);
+
+}  // namespace titanium
