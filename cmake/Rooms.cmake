@@ -4,7 +4,7 @@
 #   titanium_fuzzer(NAME file.cpp LIBS titanium_x ...)              -> libFuzzer program fuzz_NAME (clang)
 add_library(titanium_flags INTERFACE)
 target_include_directories(titanium_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(titanium_flags INTERFACE -Wall -Wextra -Werror -Wno-unknown-pragmas -fvisibility=hidden)
+target_compile_options(titanium_flags INTERFACE -fPIC -Wall -Wextra -Werror -Wno-unknown-pragmas -fvisibility=hidden)
 if(TITANIUM_SANITIZE)
   # Function multiversioning resolves through ifuncs that run before a sanitizer is ready.
   target_compile_definitions(titanium_flags INTERFACE TITANIUM_NO_CLONES)

@@ -1,0 +1,66 @@
+// All units of this rank.  The only thing that the optimizer, checkpoints and weight sync look at.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "titanium/shard/unit.h"
+
+namespace titanium {
+
+// A part of a weight that this rank owns: elements [begin, end) of the weight, counted row-major, lie at
+// [offset, offset + end - begin) of the unit's shard.
+struct Slice {
+  const Weight* weight;
+  Unit* unit;
+  int64_t begin, end;
+  int64_t offset;
+  at::Tensor of(const at::Tensor& shard) const { return shard.narrow(0, offset, end - begin); }
+};
+
+struct StoreOptions {
+  StoreDtypes dtypes;
+  std::function<bool(const std::string& name)> frozen;  // null: everything trains
+  Group replicas;
+};
+
+class ParamStore {
+ public:
+  // Allocates the masters (zeroed) of every weight in the table and places the weights.
+  ParamStore(WeightTable& table, int blocks, StoreOptions options);
+
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  Unit& unit(int index) const { return *units_.at(index); }
+  std::vector<int> units_of_block(int block) const { return block_units_.at(block); }
+  const WeightTable& table() const { return table_; }
+  const StoreDtypes& dtypes() const { return options_.dtypes; }
+  const Group& replicas() const { return options_.replicas; }
+
+  // Every weight that this rank owns a part of, in the order of the table.
+  std::vector<Slice> slices() const;
+  const Weight& weight(const std::string& name) const;  // Bug when absent
+  int64_t parameters() const;                           // elements of all weights, a tied one once
+
+  // Random start, a pure function of (seed, weight name, element): the same for every layout.
+  void init(uint64_t seed);
+
+  void zero_grad();
+  void release_grad();
+
+  // Whoever still reads the masters (an async save) asks to be told before a unit is written (design D13).  The hook waits for,
+  // or copies, what it needs.  Everything that writes masters or optimizer state calls before_write first.
+  using WriteHook = std::function<void(Unit&)>;
+  void set_write_hook(WriteHook hook) { hook_ = std::move(hook); }
+  void before_write(Unit& unit) const {
+    if (hook_) hook_(unit);
+  }
+
+ private:
+  WeightTable& table_;
+  StoreOptions options_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<std::vector<int>> block_units_;
+  WriteHook hook_;
+};
+
+}  // namespace titanium
