@@ -12,9 +12,9 @@ if(TITANIUM_TORCH)
     message(FATAL_ERROR "torch not found in ${TITANIUM_DEPS}: run `make setup`, or give -DTITANIUM_DEPS=<folder>")
   endif()
   add_library(titanium_torch INTERFACE)
-  target_include_directories(titanium_torch SYSTEM INTERFACE ${torch_root}/include
-    ${torch_root}/include/torch/csrc/api/include)
-  target_compile_options(titanium_torch INTERFACE -fopenmp)
+  # After the system's headers: the wheel carries an fmt of its own, which libfmt would not link with.
+  target_compile_options(titanium_torch INTERFACE -fopenmp "SHELL:-idirafter ${torch_root}/include"
+    "SHELL:-idirafter ${torch_root}/include/torch/csrc/api/include")
   target_link_libraries(titanium_torch INTERFACE ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so
     ${torch_root}/lib/libgomp.so.1 Threads::Threads)
   target_link_options(titanium_torch INTERFACE
