@@ -1,0 +1,14 @@
+// The compute-only list: which block runs when.  Everything else is added by passes.
+#pragma once
+#include "titanium/schedule/action.h"
+#include "titanium/schedule/part.h"
+
+namespace titanium {
+
+// One stage, gradient accumulation: for each micro-batch all forwards, the loss, and all backwards in
+// reverse. Forwards `keep`; a block without backward (frozen, and all before it too) saves nothing.  With
+// `task.forward_only` there are forwards and the loss, and nothing is saved.  BadConfig for more than one
+// stage.
+Plan build(const PlanTask& task);
+
+}  // namespace titanium

@@ -1,0 +1,26 @@
+// Proves that a plan of one rank is complete and in order.  It knows nothing of how plans are made.
+#pragma once
+#include "titanium/schedule/action.h"
+#include "titanium/schedule/part.h"
+
+namespace titanium {
+
+// A plan that has not gone through all passes is checked for what it has.
+struct CheckScope {
+  bool gathered = true;  // units are gathered when used, and given back
+  bool reduced = true;   // gradients are reduced
+};
+
+// Bug names the action's index, its text and the reason.  The rules:
+//  - every block runs forward once per micro-batch, in order; the loss follows the last one; the backwards
+//  follow
+//    the loss in reverse order, once per block that has one;
+//  - a backward finds everything saved: kept, or dropped and recomputed just once; nothing saved is left
+//  over;
+//  - a start is followed by its wait, a wait has its start, nothing is started twice;
+//  - a unit is gathered while used, never given back during a transfer, never gathered twice;
+//  - a gradient is not touched while being reduced, and every gradient ends up reduced, none twice;
+//  - at the end nothing is gathered, in flight, saved or unreduced.
+void check(const Plan& plan, const PlanTask& task, CheckScope scope = {});
+
+}  // namespace titanium
