@@ -15,7 +15,12 @@ if(TITANIUM_SANITIZE)
   endif()
 endif()
 
+set(TITANIUM_ROOMS "" CACHE STRING "Build these rooms only, e.g. base;ops (empty: all)")
+
 function(titanium_add_room room)
+  if(TITANIUM_ROOMS AND NOT room IN_LIST TITANIUM_ROOMS)
+    return()
+  endif()
   if(EXISTS ${CMAKE_SOURCE_DIR}/titanium/${room}/CMakeLists.txt)
     add_subdirectory(titanium/${room})
   endif()
