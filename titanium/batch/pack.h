@@ -30,9 +30,10 @@ PackedBatch pack_one(std::span<const WeighedSample* const> samples, int64_t pad_
                      int32_t filler_token = 0);
 
 // Micro-batches of this rank's samples; which sample is where is in PackedBatch::sample.  See micro_batches()
-// for the rule and errors.  No samples give no micro-batch, unless split.allow_empty: then `divisor` fillers.
+// for the rule and the errors.  No samples give no micro-batch.
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const PackOptions& options);
-// The same from groups made before, as by micro_batches() over all ranks.
+// The same from groups made before, as by micro_batches() over all ranks.  Bug: groups that do not hold every
+// sample once within the budget.
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Groups& groups,
                               const PackOptions& options);
 

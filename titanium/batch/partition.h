@@ -16,7 +16,7 @@ using Groups = std::vector<std::vector<int64_t>>;  // groups of indices, ascendi
 double cost(int64_t tokens);
 
 // Largest differencing method (Karmarkar and Karp, 1982) for k groups: groups with nearly equal sums of
-// `items`. At most k - 1 groups are empty, only where there are fewer than k items.  With equal_counts the
+// `items`. With equal_counts the
 // groups' sizes differ by at most one.  BadConfig for k < 1.
 Groups karmarkar_karp(std::span<const double> items, int64_t k, bool equal_counts = false);
 

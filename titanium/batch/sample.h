@@ -9,8 +9,8 @@ struct Sample {
   std::vector<int32_t> ids;        // [n]
   std::vector<uint8_t> loss_mask;  // [n], 1: this token is trained on, so the position before it carries a
                                    // weight. Says nothing by token id: a final EOS is a token like any other.
-  int64_t index = 0;       // its place in the step's global batch; what PackedBatch::sample holds
-  double temperature = 1;  // of its log-probs; > 0
+  int64_t index = 0;               // its place in the step's global batch; what PackedBatch::sample holds
+  double temperature = 1;          // of its log-probs; > 0
   int64_t size() const { return static_cast<int64_t>(ids.size()); }
 };
 
