@@ -94,6 +94,7 @@ class SafetensorsWriter {
 
  private:
   void flush();
+  void write_all(std::span<const std::byte> bytes);
   void discard();
   [[noreturn]] void fail(const char* what, int error);
 
