@@ -1,0 +1,99 @@
+// Saving and resuming a run.
+//
+// A checkpoint is a folder `step-<n>`: safetensors files of slices under their Hugging Face names, one file
+// for the masters and one for each optimizer state; manifest.json (manifest.h); and COMPLETE, which holds the
+// manifest's checksum.  It is written as `step-<n>.partial` and renamed when everything is on disk, so a kill
+// or a power cut at any point leaves the older checkpoints.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "titanium/formats/json.h"
+#include "titanium/optim/optimizer.h"
+#include "titanium/shard/param_store.h"
+
+namespace titanium {
+
+struct CheckpointOptions {
+  std::filesystem::path folder;  // holds the step-<n> folders; made when missing
+  int64_t keep_latest_k = 10;    // complete checkpoints to keep, the new one included; 0: all
+  bool async = true;             // save() returns at once and a thread writes
+  // What copies of not yet written units may take while a save is pending; above it an update waits for the
+  // disk.
+  uint64_t snapshot_bytes = UINT64_MAX;
+  // Called by the writing thread before each stage of a save: "files", "unit <name>", "manifest", "complete",
+  // "rename", "prune".
+  std::function<void(std::string_view stage)> on_stage;
+};
+
+struct CheckpointInfo {
+  std::filesystem::path path;
+  int64_t step = 0;
+};
+
+// The newest complete checkpoint of a folder, by step, whichever process wrote it; none when there is none or
+// no folder.
+struct LatestCheckpoint {
+  std::optional<CheckpointInfo> found;
+  std::vector<std::string> warnings;  // newer ones that were passed over, and why
+};
+LatestCheckpoint find_latest(const std::filesystem::path& folder);
+
+// All complete checkpoints of a folder, oldest first.
+std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& folder);
+
+// What a caller gets back from a load.
+struct LoadedCheckpoint {
+  int64_t step = 0;
+  Json train;  // as given to save()
+};
+
+// One object for a run.  It installs itself as the store's write hook (design D13): save() copies nothing,
+// and an update that comes before the writer copies the unit first, so that the files hold the values at the
+// call.
+class Checkpointer {
+ public:
+  // optimizer may be null: masters only.  Store and optimizer outlive this object.
+  Checkpointer(ParamStore& store, Optimizer* optimizer, CheckpointOptions options);
+  ~Checkpointer();  // waits for a pending save; an error that nobody asked for goes to stderr
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  // Saves masters, optimizer state and `train` (data position, seed, config hash: the caller's) as
+  // step-<step>.  Waits for a pending save first; when that one failed, throws its error and saves nothing.
+  // Older complete checkpoints above keep_latest_k, and what killed saves left behind, go when the new one is
+  // complete.  BadCheckpoint with path and the system's reason.
+  void save(int64_t step, Json train);
+
+  // Until nothing is pending.  Throws the pending save's error, once.
+  void wait();
+  bool pending() const;
+
+  // Fills masters and optimizer state, for any layout of the saving ranks.  Waits for a pending save.
+  // BadCheckpoint names file and tensor: incomplete, sizes or checksums that do not fit, a weight missing or
+  // unexpected, other shapes, other dtypes (both named), another optimizer.  Everything is checked before the
+  // first byte is written.
+  LoadedCheckpoint load(const std::filesystem::path& checkpoint);
+  // Masters only, e.g. to start another run from it.
+  LoadedCheckpoint load_masters(const std::filesystem::path& checkpoint);
+
+ private:
+  class Job;
+  void before_write(Unit& unit);
+  void finish();
+  LoadedCheckpoint load_into(const std::filesystem::path& checkpoint, Optimizer* optimizer);
+
+  ParamStore& store_;
+  Optimizer* optimizer_;
+  CheckpointOptions options_;
+  std::unique_ptr<Job> job_;
+};
+
+}  // namespace titanium

@@ -1,0 +1,29 @@
+// A ParamStore as a Hugging Face folder.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "titanium/formats/hf_tensors.h"
+#include "titanium/formats/json.h"
+#include "titanium/shard/param_store.h"
+
+namespace titanium {
+
+struct HfExportOptions {
+  std::optional<Dtype> dtype;  // F32, BF16, F16, F64; empty: as the masters are
+  std::filesystem::path
+      tokenizer_from;  // a folder whose tokenizer, chat template and generation files are copied; empty: none
+  uint64_t max_shard_bytes = uint64_t{5} * 1000 * 1000 * 1000;
+  bool overwrite = false;  // replace a folder of that name
+  bool fsync = true;
+};
+
+// Writes safetensors (and an index where there are several files), `config` as config.json with its dtype key
+// set to what was written, and the tokenizer's files.  One tensor at a time is in memory.  A tied weight is
+// written once, under its own name.  The folder is written aside and renamed: after a BadCheckpoint (exists
+// already, disk refuses) there is no new folder and the old one is whole.
+void export_hf(const ParamStore& store, const Json& config, const std::filesystem::path& folder,
+               const HfExportOptions& options = {});
+
+}  // namespace titanium

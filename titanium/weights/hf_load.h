@@ -1,0 +1,38 @@
+// A Hugging Face folder into a ParamStore.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "titanium/formats/hf_tensors.h"
+#include "titanium/shard/param_store.h"
+
+namespace titanium {
+
+struct HfLoadOptions {
+  // {other name, weight}: where the weight is shared by two blocks (a tied head), a file may hold it under
+  // either name or both.
+  std::vector<std::pair<std::string, std::string>> aliases = {
+      {"lm_head.weight", "model.embed_tokens.weight"}};
+  // Tensors that old checkpoints carry and no model reads: ignored, and reported.
+  std::vector<std::string> ignored_endings = {"rotary_emb.inv_freq"};
+};
+
+struct HfLoadReport {
+  int64_t tensors = 0;               // weights read
+  uint64_t bytes = 0;                // read from the files, by this rank
+  std::vector<std::string> ignored;  // tensors of the files that were not used, by name
+  std::vector<Dtype> stored;         // the dtypes of the weights in the files, each once
+};
+
+// Reads this rank's slices and nothing else of the files, converts F32, BF16, F16 or F64 to the masters'
+// dtype.  BadCheckpoint for a tensor that is missing, unexpected, of another shape or of a dtype that is no
+// float, and for two names of a tied weight whose bytes differ; it names tensor, file and both shapes.
+// Everything is checked before the first master is written.
+HfLoadReport load_hf(const HfTensors& tensors, ParamStore& store, const HfLoadOptions& options = {});
+HfLoadReport load_hf(const std::filesystem::path& folder, ParamStore& store,
+                     const HfLoadOptions& options = {});
+
+}  // namespace titanium
