@@ -1,0 +1,100 @@
+#include "titanium/ops/linear.h"
+
+#include <ATen/ATen.h>
+
+#include "titanium/ops/gemm.h"
+#include "titanium/ops/graph.h"
+
+namespace titanium {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor linear_forward(const at::Tensor& x, const Handle& weight, const Handle* bias,
+                          const at::Tensor& residual) {
+  const at::Tensor w = weight.value();  // [O, I]
+  require(x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type(),
+          "linear", "x is [T, I] and the weight [O, I], of one dtype", x, w);
+  at::Tensor start = residual;
+  if (bias != nullptr) {
+    const at::Tensor b = bias->value();  // [O]
+    require(b.dim() == 1 && b.size(0) == w.size(0), "linear", "the bias is [O]", b, w);
+    start = residual.defined() ? residual + b : b;
+  }
+  if (!start.defined()) return at::mm(x, w.t());
+  require(start.size(-1) == w.size(0) && (!residual.defined() || residual.size(0) == x.size(0)), "linear",
+          "the residual is [T, O]", residual, w);
+  return at::addmm(start, x, w.t());
+}
+
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const MaybeTensor& residual,
+                            const Handle* weight, const Handle* bias) {
+    keep_handle(ctx, "weight", weight);
+    keep_handle(ctx, "bias", bias);
+    ctx->saved_data["residual"] = residual.has_value();
+    ctx->save_for_backward({trains(weight) ? x : at::Tensor()});
+    return linear_forward(x, *weight, bias, or_none(residual));
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const Handle* weight = kept_handle(ctx, "weight");
+    const Handle* bias = kept_handle(ctx, "bias");
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const at::Tensor g = grads[0].contiguous();  // [T, O]
+    at::Tensor dx, d_residual;
+    if (ctx->needs_input_grad(0)) dx = at::mm(g, weight->value());
+    if (x.defined()) weight->accumulate([g, x](const at::Tensor& sink) { add_outer(sink, g, x); });
+    if (trains(bias)) {
+      const at::Tensor total = sum_rows(g);
+      bias->accumulate([total](const at::Tensor& sink) { sink.add_(total); });
+    }
+    if (ctx->saved_data["residual"].toBool()) d_residual = grads[0];
+    return {dx, d_residual, {}, {}};
+  }
+};
+
+struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& anchor, const at::Tensor& ids,
+                            const Handle* weight) {
+    (void)anchor;
+    keep_handle(ctx, "weight", weight);
+    ctx->save_for_backward({trains(weight) ? ids : at::Tensor()});
+    return weight->value().index_select(0, ids);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const Handle* weight = kept_handle(ctx, "weight");
+    const at::Tensor ids = ctx->get_saved_variables()[0];
+    if (ids.defined()) {
+      const at::Tensor g = grads[0].contiguous();  // [T, D]
+      weight->accumulate([g, ids](const at::Tensor& sink) { add_rows(sink, ids, g); });
+    }
+    return {at::Tensor(), {}, {}};
+  }
+};
+
+void check_ids(const at::Tensor& ids, int64_t vocabulary) {
+  const int64_t* id = ids.const_data_ptr<int64_t>();
+  for (int64_t t = 0; t < ids.numel(); ++t)
+    if (id[t] < 0 || id[t] >= vocabulary)
+      throw BadData("token {} of the batch has id {}; the embedding holds ids 0 to {}", t, id[t],
+                    vocabulary - 1);
+}
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const Handle& weight, const Handle* bias, const at::Tensor& residual) {
+  if (!records({x, residual})) return linear_forward(x, weight, bias, residual);
+  return LinearFunction::apply(x, maybe(residual), &weight, bias);
+}
+
+at::Tensor embedding(const at::Tensor& ids, const Handle& weight, const at::Tensor& anchor) {
+  const at::Tensor flat = ids.contiguous();
+  check_ids(flat, weight.value().size(0));
+  if (!records({anchor})) return weight.value().index_select(0, flat);
+  return EmbeddingFunction::apply(anchor, flat, &weight);
+}
+
+}  // namespace titanium
