@@ -36,6 +36,8 @@ struct SpecialTokens {
 
 class Tokenizer {
  public:
+  struct Impl;  // tokenizer_impl.h
+
   // All three throw BadConfig that names the file, the key and its value for anything that is not supported
   // or not well-formed.  `name` is what messages call the bytes.
   static Tokenizer from_json(std::string_view json, const std::string& name = "tokenizer.json");
@@ -71,7 +73,6 @@ class Tokenizer {
   const std::map<std::string, std::string>& chat_templates() const;
 
  private:
-  struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
