@@ -10,10 +10,11 @@ namespace titanium {
 
 // Bytes for one micro-batch; for micro-batches of several sizes give the largest.
 struct BlockBytes {
-  int64_t input = 0;          // the block's input, all that is left of a dropped block
-  int64_t saved = 0;          // what a `keep` leaves, its input included
-  int64_t forward_work = 0;   // beyond that, only while forward or recompute runs
-  int64_t backward_work = 0;  // only while a backward runs
+  int64_t input = 0;  // the block's input, all that is left of a dropped block
+  int64_t saved = 0;  // what a `keep` leaves, its input included
+  int64_t forward_work =
+      0;  // most that a forward that saves nothing holds at once; also a `keep` may hold it on top
+  int64_t backward_work = 0;  // most that a backward holds at once beyond what was saved
 };
 
 struct UnitBytes {

@@ -10,8 +10,8 @@ enum class Recompute : uint8_t { kNone, kFull, kEveryNth };
 enum class Reshard : uint8_t {
   kDefault,  // give a unit back after a use, unless the prefetch would fetch it again at once (the head
              // between its forward and its backward)
-  kAlways,  // give it back after every use
-  kNever,   // gather once, give back at the end of the plan
+  kAlways,   // give it back after every use
+  kNever,    // gather once, give back at the end of the plan
 };
 enum class ReduceWhen : uint8_t { kLast, kEachMicroBatch };
 

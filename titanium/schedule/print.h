@@ -11,7 +11,7 @@ namespace titanium {
 
 // A line a phase (forward and loss, backward, what is waited for at the end), wrapped at `columns` with the
 // rest indented.  parse(print(plan)) == plan.
-std::string print(const Plan& plan, int columns = 118);
+std::string print(const Plan& plan, int columns = 110);
 
 // Reads the text form.  Items are parted by `|` or line ends, `#` starts a comment, `@0` may be left out.
 // BadData names the line and the item.

@@ -1,0 +1,126 @@
+#include "titanium/schedule/memory.h"
+
+#include <algorithm>
+
+#include "titanium/base/error.h"
+
+namespace titanium {
+namespace {
+
+// One block and one micro-batch: what it holds.
+struct Held {
+  Save saved = Save::kNothing;
+  int64_t recomputed = 0;
+};
+
+void raise(MemoryUse& peak, const MemoryUse& now) {
+  peak.weights = std::max(peak.weights, now.weights);
+  peak.gradients = std::max(peak.gradients, now.gradients);
+  peak.activations = std::max(peak.activations, now.activations);
+  peak.recompute = std::max(peak.recompute, now.recompute);
+  peak.work = std::max(peak.work, now.work);
+}
+
+}  // namespace
+
+MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const PlanBytes& bytes) {
+  const ModelPart& part = task.part;
+  if (bytes.blocks.size() != part.blocks.size() || bytes.units.size() != part.units.size()) {
+    throw Bug("plan memory: bytes of {} blocks and {} units given for {} and {}", bytes.blocks.size(),
+              bytes.units.size(), part.blocks.size(), part.units.size());
+  }
+  std::vector<Held> held(part.blocks.size() * static_cast<size_t>(task.micro_batches));
+  std::vector<bool> has_gradient(part.units.size(), false);
+  MemoryEstimate estimate;
+  MemoryUse now;
+  int64_t host = 0;
+
+  const auto held_bytes = [&](const Held& h, int32_t block) {
+    if (h.saved == Save::kNothing) return int64_t{0};
+    return h.saved == Save::kInput || h.recomputed > 0 ? bytes.blocks[block].input
+                                                       : bytes.blocks[block].saved;
+  };
+
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const Action& a = plan[i];
+    Held* h =
+        names_block(a.kind)
+            ? &held[static_cast<size_t>(a.micro_batch) * part.blocks.size() + static_cast<size_t>(a.block)]
+            : nullptr;
+    // What the action takes counts while it runs; what it frees counts until it has run.
+    MemoryUse freed;
+    now.work = 0;
+    switch (a.kind) {
+      case Kind::kUnshard:
+        if (a.half == Half::kStart) now.weights += bytes.units[a.unit].weights;
+        break;
+      case Kind::kReshard:
+        freed.weights = bytes.units[a.unit].weights;
+        break;
+      case Kind::kForward:
+        h->saved = a.save;
+        now.activations += held_bytes(*h, a.block);
+        now.work = bytes.blocks[a.block].forward_work;
+        break;
+      case Kind::kRecompute:
+        h->recomputed = bytes.blocks[a.block].saved - bytes.blocks[a.block].input;
+        now.recompute += h->recomputed;
+        now.work = bytes.blocks[a.block].forward_work;
+        break;
+      case Kind::kBackward:
+      case Kind::kBackwardInput:
+      case Kind::kBackwardWeight:
+        now.work = bytes.blocks[a.block].backward_work;
+        if (adds_gradient(a.kind)) {
+          for (const int32_t u : part.blocks[a.block].units) {
+            if (!part.units[u].trainable || has_gradient[u]) continue;
+            has_gradient[u] = true;
+            now.gradients += bytes.units[u].gradient;
+          }
+          freed.activations = held_bytes(*h, a.block);
+          freed.recompute = h->recomputed;
+          *h = {};
+        }
+        break;
+      case Kind::kReduce:
+        if (a.half == Half::kWait) {
+          freed.gradients = bytes.units[a.unit].gradient;
+          has_gradient[a.unit] = false;
+        }
+        break;
+      case Kind::kOffload:
+        if (a.half == Half::kStart) {
+          host += held_bytes(*h, a.block);
+        } else {
+          freed.activations = held_bytes(*h, a.block);
+        }
+        break;
+      case Kind::kOnload:
+        if (a.half == Half::kStart) {
+          now.activations += held_bytes(*h, a.block);
+        } else {
+          host -= held_bytes(*h, a.block);
+        }
+        break;
+      case Kind::kLoss:
+      case Kind::kSendOutput:
+      case Kind::kRecvInput:
+      case Kind::kSendInputGrad:
+      case Kind::kRecvOutputGrad:
+        break;
+    }
+    raise(estimate.peak, now);
+    estimate.host = std::max(estimate.host, host);
+    if (estimate.action < 0 || now.total() > estimate.at_peak.total()) {
+      estimate.at_peak = now;
+      estimate.action = static_cast<int64_t>(i);
+    }
+    now.weights -= freed.weights;
+    now.gradients -= freed.gradients;
+    now.activations -= freed.activations;
+    now.recompute -= freed.recompute;
+  }
+  return estimate;
+}
+
+}  // namespace titanium

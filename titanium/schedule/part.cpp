@@ -1,0 +1,53 @@
+#include "titanium/schedule/part.h"
+
+#include <utility>
+
+#include "titanium/base/error.h"
+
+namespace titanium {
+
+ModelPart ModelPart::whole(std::vector<PlanBlock> blocks, std::vector<PlanUnit> units) {
+  ModelPart part;
+  part.stages.push_back({.first_block = 0, .block_count = static_cast<int32_t>(blocks.size())});
+  part.blocks = std::move(blocks);
+  part.units = std::move(units);
+  return part;
+}
+
+std::vector<bool> ModelPart::backward_blocks() const {
+  std::vector<bool> result(blocks.size(), false);
+  for (const PlanStage& stage : stages) {
+    bool needed = stage.trainable_before;
+    for (int32_t b = stage.first_block; b < stage.first_block + stage.block_count; ++b) {
+      for (const int32_t unit : blocks[b].units) needed = needed || units[unit].trainable;
+      result[b] = needed;
+    }
+  }
+  return result;
+}
+
+void validate(const PlanTask& task) {
+  const auto& [blocks, units, stages] = task.part;
+  if (task.micro_batches < 1) throw Bug("plan: {} micro-batches, at least 1 is needed", task.micro_batches);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    for (const int32_t unit : blocks[b].units) {
+      if (unit < 0 || static_cast<size_t>(unit) >= units.size()) {
+        throw Bug("plan: block {} names unit {}, there are {}", b, unit, units.size());
+      }
+    }
+  }
+  size_t covered = 0;
+  for (const PlanStage& stage : stages) {
+    if (stage.first_block < 0 || static_cast<size_t>(stage.first_block) != covered || stage.block_count < 1 ||
+        static_cast<size_t>(stage.block_count) > blocks.size() - covered) {
+      throw Bug("plan: a stage of {} blocks starts at block {}; {} of {} blocks are in stages so far",
+                stage.block_count, stage.first_block, covered, blocks.size());
+    }
+    covered += static_cast<size_t>(stage.block_count);
+  }
+  if (covered != blocks.size() || blocks.empty()) {
+    throw Bug("plan: stages hold {} of {} blocks", covered, blocks.size());
+  }
+}
+
+}  // namespace titanium

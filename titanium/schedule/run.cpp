@@ -1,0 +1,175 @@
+#include "titanium/schedule/run.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <optional>
+
+#include "titanium/base/error.h"
+
+namespace titanium {
+namespace {
+
+ModelPart part_of(const Model& model, const ParamStore& store) {
+  std::vector<PlanBlock> blocks;
+  for (int block = 0; block < model.block_count(); ++block) {
+    PlanBlock b;
+    for (int unit : store.units_of_block(block)) b.units.push_back(unit);
+    b.droppable = block > 0 && block + 1 < model.block_count();
+    blocks.push_back(std::move(b));
+  }
+  std::vector<PlanUnit> units;
+  for (const auto& unit : store.units()) units.push_back({unit->trainable()});
+  return ModelPart::whole(std::move(blocks), std::move(units));
+}
+
+}  // namespace
+
+Executor::Executor(const Model& model, ParamStore& store)
+    : model_(model), store_(store), part_(part_of(model, store)), has_backward_(part_.backward_blocks()) {}
+
+WorkResult Executor::run(const Plan& plan, const Work& work) {
+  const size_t count = work.batches.size();
+  WorkResult result;
+  result.loss.loss = at::zeros({}, at::kDouble);
+  result.stats.resize(count);
+  std::vector<std::optional<MicroBatch>> micro(count);
+  std::vector<size_t> last(count, 0);
+  for (size_t i = 0; i < plan.size(); ++i) {
+    if (plan[i].micro_batch >= 0) last.at(plan[i].micro_batch) = i;
+  }
+  const auto of = [&](const Action& action) -> MicroBatch& {
+    auto& m = micro.at(action.micro_batch);
+    if (!m) {
+      m.emplace();
+      m->input = work.input(action.micro_batch);
+      m->blocks.resize(model_.blocks.size());
+    }
+    return *m;
+  };
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const Action& action = plan[i];
+    const bool starts = action.half != Half::kWait;
+    switch (action.kind) {
+      case Kind::kUnshard:
+        if (starts) store_.unit(action.unit).unshard();
+        break;
+      case Kind::kReshard:
+        // Alone, the cast weights are all there is: keeping them saves the next plan the cast.
+        store_.unit(action.unit).reshard(/*keep_memory=*/store_.replicas().size() == 1);
+        break;
+      case Kind::kReduce:
+        if (starts) store_.unit(action.unit).reduce();
+        break;
+      case Kind::kForward:
+        forward(action, of(action));
+        break;
+      case Kind::kRecompute:
+        run_block(action.block, of(action));
+        break;
+      case Kind::kLoss:
+        loss(work, action.micro_batch, of(action), result);
+        break;
+      case Kind::kBackward:
+        backward(action, of(action));
+        break;
+      default:
+        throw Bug("plan: '{}' is not for a single stage on one device", to_string(action));
+    }
+    if (action.micro_batch >= 0 && last[action.micro_batch] == i) micro[action.micro_batch].reset();
+  }
+  return result;
+}
+
+// Runs a block from its saved input with a graph of its own.
+void Executor::run_block(int32_t block, MicroBatch& m) {
+  const at::AutoGradMode grad(true);
+  Saved& saved = m.blocks[block];
+  BlockOutput out;
+  const at::Tensor y = model_.blocks[block]->forward(saved.input, m.input, out);
+  if (y.defined()) {
+    saved.outputs = {y};
+    m.stream = y.detach();
+  } else {
+    m.output = std::move(out);
+  }
+}
+
+void Executor::forward(const Action& action, MicroBatch& m) {
+  const at::ScalarType compute = store_.dtypes().compute;
+  Saved& saved = m.blocks[action.block];
+  saved.input = action.block == 0 ? at::empty({0}, at::TensorOptions().dtype(compute)) : std::move(m.stream);
+  m.stream = {};
+  if (action.save == Save::kAll) {
+    saved.input.requires_grad_();
+    run_block(action.block, m);
+    return;
+  }
+  {
+    const at::NoGradGuard no_grad;
+    m.stream = model_.blocks[action.block]->forward(saved.input, m.input, m.output);
+  }
+  if (action.save == Save::kInput) {
+    saved.input.requires_grad_();
+  } else {
+    saved.input = {};
+  }
+}
+
+void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& result) {
+  BlockOutput& out = m.output;
+  const auto detached = [](const at::Tensor& t) { return t.defined() ? t.detach() : t; };
+  TokenStats now{detached(out.stats.logprob), detached(out.stats.entropy),
+                 detached(out.stats.sum_pi_squared)};
+  result.stats[index] = now;
+  if (!work.loss) return;
+  const PackedBatch& batch = work.batches[index];
+  const bool trains = has_backward_.back();
+  Saved& head = m.blocks.back();
+  LossSum sum;
+  if (out.loss.defined()) {  // the head has formed it
+    {
+      const at::NoGradGuard no_grad;
+      sum = (*work.loss)(now, batch);
+    }
+    if (trains) {
+      head.outputs = {out.loss};
+      head.grads = {at::ones_like(out.loss)};
+    }
+  } else {
+    const at::AutoGradMode grad(trains);
+    std::vector<at::Tensor> leaves;
+    for (auto [stat, output] : {std::pair{&now.logprob, &out.stats.logprob},
+                                {&now.entropy, &out.stats.entropy},
+                                {&now.sum_pi_squared, &out.stats.sum_pi_squared}}) {
+      if (!stat->defined() || !output->requires_grad()) continue;
+      *stat = stat->detach().requires_grad_();
+      leaves.push_back(*stat);
+      head.outputs.push_back(*output);
+    }
+    sum = (*work.loss)(now, batch);
+    if (trains) {
+      head.grads = torch::autograd::grad({sum.loss}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        if (!head.grads[i].defined()) head.grads[i] = at::zeros_like(leaves[i]);
+      }
+    }
+  }
+  const at::NoGradGuard no_grad;
+  result.loss.loss.add_(sum.loss.detach().to(at::kDouble));
+  for (const auto& [name, value] : sum.reports) result.loss.reports[name] += value;
+  out = {};
+}
+
+void Executor::backward(const Action& action, MicroBatch& m) {
+  Saved saved = std::move(m.blocks[action.block]);
+  m.blocks[action.block] = {};
+  m.stream = {};
+  std::vector<at::Tensor> grad =
+      torch::autograd::grad(saved.outputs, {saved.input}, saved.grads, std::nullopt, false,
+                            /*allow_unused=*/true);
+  if (action.block > 0 && has_backward_[action.block - 1])
+    m.blocks[action.block - 1].grads = {std::move(grad[0])};
+}
+
+}  // namespace titanium

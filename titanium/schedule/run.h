@@ -1,0 +1,62 @@
+// The executor: runs a plan on a model.  The only file of the schedule that sees tensors.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "titanium/loss/token_stats.h"
+#include "titanium/models/model.h"
+#include "titanium/schedule/action.h"
+#include "titanium/schedule/part.h"
+#include "titanium/shard/param_store.h"
+
+namespace titanium {
+
+// What a plan works on.  `input` is called once per micro-batch, when its first action runs, and what it gave
+// is freed after the last one.
+struct Work {
+  const std::vector<PackedBatch>& batches;  // one a micro-batch
+  std::function<BlockInput(int32_t micro_batch)> input;
+  const Loss* loss = nullptr;  // null: forward only
+};
+
+struct WorkResult {
+  LossSum loss;                   // summed over micro-batches
+  std::vector<TokenStats> stats;  // per micro-batch, detached
+};
+
+class Executor {
+ public:
+  Executor(const Model& model, ParamStore& store);
+
+  // What plans are made from: every block and unit of this rank, in one stage.
+  const ModelPart& part() const { return part_; }
+
+  // Runs a plan that check() has passed.  In training, gradients have been added into the units when it
+  // returns; weights are never touched.  Bug for an action that needs a second stage or a second device.
+  WorkResult run(const Plan& plan, const Work& work);
+
+ private:
+  // What a block holds between its forward and its backward, for one micro-batch.
+  struct Saved {
+    at::Tensor input;                 // a leaf, cut from the graph before it
+    std::vector<at::Tensor> outputs;  // where the backward starts
+    std::vector<at::Tensor> grads;    // of the outputs, once known
+  };
+  struct MicroBatch {
+    BlockInput input;
+    BlockOutput output;
+    at::Tensor stream;          // the residual stream after the block that ran last
+    std::vector<Saved> blocks;  // [blocks]
+  };
+  void forward(const Action& action, MicroBatch& m);
+  void run_block(int32_t block, MicroBatch& m);
+  void loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& result);
+  void backward(const Action& action, MicroBatch& m);
+
+  const Model& model_;
+  ParamStore& store_;
+  ModelPart part_;
+  std::vector<bool> has_backward_;  // [blocks]
+};
+
+}  // namespace titanium
