@@ -20,8 +20,8 @@ class JsonlFile {
 
   int64_t size() const { return static_cast<int64_t>(starts_.size()); }  // records
   std::string_view line(int64_t record) const;                           // without its line end
-  int64_t line_number(int64_t record) const;  // from 1; counts lines, so for messages only
-  std::string where(int64_t record) const;    // "path:line"
+  int64_t line_number(int64_t record) const;                             // from 1, blank lines counted
+  std::string where(int64_t record) const;                               // "path:line"
   const std::string& path() const { return path_; }
 
  private:
@@ -32,6 +32,7 @@ class JsonlFile {
   std::shared_ptr<const MappedFile> file_;
   std::string_view text_;
   std::vector<uint64_t> starts_;  // byte at which each record's line starts
+  std::vector<int64_t> numbers_;  // line number of every kStride-th record
 };
 
 }  // namespace titanium

@@ -10,8 +10,8 @@
 
 namespace titanium {
 
-// What a record may be.  One that has the fields of two forms, or of none, is refused; other fields are
-// ignored.
+// What a record may be.  With kAuto a record that has the fields of two forms, or of none, is refused; with
+// any other only that form's fields count.  Further fields are ignored, and a field that is null is absent.
 enum class RecordForm {
   kAuto,            // any of the below, record by record
   kMessages,        // "messages": [{"role", "content"}, ...], and "tools" where the template knows them
@@ -37,7 +37,7 @@ enum class Reject {
   kJson,    // not a JSON object in UTF-8
   kField,   // a field that is missing, too many, or of the wrong type or value
   kText,    // tokenizer, chat template or loss mask refuse the text
-  kEmpty,   // fewer than two tokens: there is nothing to predict
+  kEmpty,   // no tokens
   kLength,  // longer than the longest allowed
 };
 constexpr int kRejects = 5;

@@ -5,7 +5,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace titanium {
@@ -61,8 +62,10 @@ class Sampler {
 
  private:
   using Order = std::shared_ptr<const std::vector<int64_t>>;
+  class Stream;  // records by position
   Order order(int64_t epoch) const;
   int64_t step_end(int64_t position, int64_t samples) const;  // end of the step at position; -1: no step
+  std::pair<int64_t, int64_t> steps_and_rest(int64_t epochs) const;
 
   std::vector<int64_t> records_;
   SamplerOptions options_;

@@ -1,0 +1,297 @@
+#include "titanium/data/dataset.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "titanium/base/error.h"
+#include "titanium/base/random.h"
+#include "titanium/batch/weights.h"
+#include "titanium/data/test_files.h"
+
+namespace titanium {
+namespace {
+
+DataOptions options_for(std::vector<std::string> files) {
+  DataOptions options;
+  options.files = std::move(files);
+  options.vocab_size = 1 << 20;
+  options.max_tokens_key = "training.seq_len";
+  return options;
+}
+
+Dataset load(const DataOptions& options) {
+  return Dataset::load(options, nullptr, nullptr);
+}
+
+// The message of the error of a kind that loading gives.
+template <typename E>
+std::string complaint(const DataOptions& options) {
+  try {
+    load(options);
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("another error: ") + e.what();
+  }
+  return "no error";
+}
+
+int64_t rejected(const Dataset& data, Reject reason) {
+  return data.summary().rejected[static_cast<size_t>(reason)];
+}
+
+TEST(Dataset, HoldsWhatTheFilesSay) {
+  const TestFolder folder("dataset");
+  const auto a = folder.write("a.jsonl", numbered_records(300));
+  const auto b = folder.write(
+      "b.jsonl", "{\"input_ids\": [7, 8, 9], \"loss_mask\": [1, 0, 1]}\r\n\n{\"input_ids\": [4]}");
+  const Dataset data = load(options_for({a, b}));
+  ASSERT_EQ(data.size(), 302);
+  int64_t tokens = 0, trained = 0;
+  for (int64_t i = 0; i < 300; ++i) {
+    const Sample sample = data.sample(i);
+    const int64_t n = 2 + i % 7;
+    ASSERT_EQ(sample.size(), n);
+    ASSERT_EQ(data.length(i), n);
+    ASSERT_EQ(sample.ids[0], i);
+    for (int64_t t = 1; t < n; ++t) ASSERT_EQ(sample.ids[static_cast<size_t>(t)], t);
+    ASSERT_EQ(sample.loss_mask[0], 0);
+    ASSERT_EQ(trained_tokens(sample), n - 1);
+    tokens += n;
+    trained += n - 1;
+  }
+  EXPECT_EQ(data.sample(300).ids, (std::vector<int32_t>{7, 8, 9}));
+  EXPECT_EQ(data.sample(300).loss_mask, (std::vector<uint8_t>{1, 0, 1}));
+  EXPECT_EQ(data.sample(301).ids, (std::vector<int32_t>{4}));
+  EXPECT_THROW(data.sample(302), Bug);
+  const DataSummary& summary = data.summary();
+  EXPECT_EQ(summary.lines, 302);
+  EXPECT_EQ(summary.records, 302);
+  EXPECT_EQ(summary.tokens, tokens + 4);
+  EXPECT_EQ(summary.trained, trained + 1);
+  EXPECT_EQ(summary.longest, 8);
+  EXPECT_EQ(summary.untrained, 1);  // one token alone: there is nothing to predict it from
+  EXPECT_NE(summary.text().find(fmt::format("{} of {} tokens have loss", trained + 1, tokens + 4)),
+            std::string::npos)
+      << summary.text();
+  EXPECT_EQ(data.train().size(), 302u);
+  EXPECT_TRUE(data.validation().empty());
+}
+
+// More than one word of the mask in a record, and records that start inside a word.
+TEST(Dataset, MasksAreKeptBitByBit) {
+  const TestFolder folder("masks");
+  const Random random(1, Purpose::kTest);
+  std::string text;
+  std::vector<std::vector<uint8_t>> masks;
+  uint64_t draw = 0;
+  for (int i = 0; i < 400; ++i) {
+    std::string ids, bits;
+    masks.emplace_back();
+    for (auto n = 1 + random.below(draw++, 200); n > 0; --n) {
+      masks.back().push_back(random.below(draw++, 2) != 0);
+      ids += fmt::format("{}{}", ids.empty() ? "" : ",", n);
+      bits += fmt::format("{}{}", bits.empty() ? "" : ",", masks.back().back());
+    }
+    text += fmt::format("{{\"input_ids\":[{}],\"loss_mask\":[{}]}}\n", ids, bits);
+  }
+  const Dataset data = load(options_for({folder.write("a.jsonl", text)}));
+  for (int64_t i = 0; i < 400; ++i) ASSERT_EQ(data.sample(i).loss_mask, masks[static_cast<size_t>(i)]);
+  // 4 bytes and a bit a token, and little more.
+  EXPECT_LT(static_cast<double>(data.memory_bytes()),
+            4.2 * static_cast<double>(data.summary().tokens) + 40.0 * 400);
+}
+
+TEST(Dataset, ThreadsDoNotMatter) {
+  const TestFolder folder("threads");
+  std::string text = numbered_records(3000);
+  text += "{\"text\": 5}\n" + numbered_records(500) + "{\n";
+  auto options = options_for({folder.write("a.jsonl", text)});
+  options.on_bad = OnBad::kSkip;
+  options.validation_split = 0.1;
+  options.seed = 4;
+  options.threads = 1;
+  const Dataset one = load(options);
+  EXPECT_EQ(one.size(), 3500);
+  for (int threads : {2, 3, 8}) {
+    options.threads = threads;
+    const Dataset many = load(options);
+    EXPECT_EQ(many.fingerprint(), one.fingerprint());
+    EXPECT_EQ(many.validation(), one.validation());
+    EXPECT_EQ(many.summary().text(), one.summary().text());
+  }
+  // The first bad record of the file is named, whatever thread meets one first.
+  options.on_bad = OnBad::kFail;
+  for (int threads : {1, 2, 8}) {
+    options.threads = threads;
+    const auto message = complaint<BadData>(options);
+    EXPECT_NE(message.find("a.jsonl:3001: field 'text'"), std::string::npos) << message;
+  }
+}
+
+TEST(Dataset, BadRecordsFailOrAreCounted) {
+  const TestFolder folder("bad");
+  auto options = options_for({folder.write("a.jsonl",
+                                           "{\"input_ids\": [1, 2]}\n"
+                                           "\n"
+                                           "{\"input_ids\": [1, -2]}\n"
+                                           "not json\n"
+                                           "{\"input_ids\": []}\n"
+                                           "{\"input_ids\": [3, 4]}\n")});
+  EXPECT_NE(complaint<BadData>(options).find("a.jsonl:3: field 'input_ids[1]' is -2"), std::string::npos);
+  options.on_bad = OnBad::kSkip;
+  const Dataset data = load(options);
+  EXPECT_EQ(data.size(), 2);
+  EXPECT_EQ(data.summary().lines, 5);
+  EXPECT_EQ(rejected(data, Reject::kField), 1);
+  EXPECT_EQ(rejected(data, Reject::kJson), 1);
+  EXPECT_EQ(rejected(data, Reject::kEmpty), 1);
+  const auto text = data.summary().text();
+  EXPECT_NE(text.find("3 records left out (json 1, field 1, empty 1), the first: "), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("a.jsonl:3"), std::string::npos) << text;
+}
+
+TEST(Dataset, LongRecordsFailOrAreTruncatedOrDropped) {
+  const TestFolder folder("long");
+  auto options =
+      options_for({folder.write("a.jsonl",
+                                "{\"input_ids\": [1, 2]}\n"
+                                "{\"input_ids\": [1, 2, 3, 4, 5], \"loss_mask\": [0, 0, 0, 1, 1]}\n")});
+  options.max_tokens = 3;
+  options.on_bad = OnBad::kSkip;  // a record that is too long is not a bad record
+  const auto message = complaint<BadData>(options);
+  EXPECT_NE(message.find("a.jsonl:2: the record has 5 tokens, more than training.seq_len = 3"),
+            std::string::npos)
+      << message;
+
+  options.on_long = OnLong::kTruncate;
+  const Dataset cut = load(options);
+  EXPECT_EQ(cut.sample(1).ids, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(cut.summary().truncated, 1);
+  EXPECT_EQ(cut.summary().dropped_tokens, 2);
+  EXPECT_EQ(cut.summary().untrained, 1);
+  EXPECT_NE(cut.summary().text().find("1 records truncated by 2 tokens; 1 records have no token with loss"),
+            std::string::npos)
+      << cut.summary().text();
+
+  options.on_long = OnLong::kDrop;
+  options.on_bad = OnBad::kFail;
+  const Dataset dropped = load(options);
+  EXPECT_EQ(dropped.size(), 1);
+  EXPECT_EQ(rejected(dropped, Reject::kLength), 1);
+
+  options.max_tokens = 5;
+  options.on_long = OnLong::kFail;
+  EXPECT_EQ(load(options).size(), 2);
+  EXPECT_EQ(on_long_from("drop"), OnLong::kDrop);
+  EXPECT_EQ(on_bad_from("skip"), OnBad::kSkip);
+  EXPECT_THROW(on_long_from("cut"), BadConfig);
+  EXPECT_THROW(on_bad_from("ignore"), BadConfig);
+}
+
+TEST(Dataset, NothingToTrainOnIsRefused) {
+  const TestFolder folder("empty");
+  const auto empty = folder.write("empty.jsonl", "\n\n");
+  EXPECT_EQ(complaint<BadData>(options_for({empty})), empty + ": the data have no records");
+  auto options = options_for({folder.write("bad.jsonl", "{}\n{}\n")});
+  options.on_bad = OnBad::kSkip;
+  EXPECT_NE(complaint<BadData>(options).find("no record is left"), std::string::npos);
+  EXPECT_NE(complaint<BadData>(options_for({folder.path("missing.jsonl")})).find("missing.jsonl"),
+            std::string::npos);
+  EXPECT_NE(complaint<BadConfig>(options_for({})).find("no data file"), std::string::npos);
+
+  auto split = options_for({folder.write("one.jsonl", "{\"input_ids\": [1, 2]}\n")});
+  split.validation_split = 0.5;
+  EXPECT_NE(complaint<BadData>(split).find("validation_split = 0.5 of 1 records"), std::string::npos);
+  for (double bad : {-0.1, 1.0, std::nan("")}) {
+    split.validation_split = bad;
+    EXPECT_NE(complaint<BadConfig>(split).find("validation_split"), std::string::npos);
+  }
+}
+
+TEST(Dataset, TheSplitIsAFunctionOfSeedAndRecord) {
+  const TestFolder folder("split");
+  const std::string text = numbered_records(4000);
+  auto options = options_for({folder.write("a.jsonl", text)});
+  options.validation_split = 0.2;
+  options.seed = 7;
+  const auto held_out = [](const Dataset& data) {
+    std::vector<int32_t> first;  // the record's number, which is its first token
+    for (int64_t record : data.validation()) first.push_back(data.sample(record).ids[0]);
+    return first;
+  };
+  const Dataset data = load(options);
+  const auto validation = held_out(data);
+  EXPECT_NEAR(static_cast<double>(validation.size()), 800, 5 * std::sqrt(4000 * 0.2 * 0.8));
+  EXPECT_EQ(data.train().size() + data.validation().size(), 4000u);
+  EXPECT_TRUE(std::is_sorted(data.train().begin(), data.train().end()));
+
+  // More records, before and after: those that were there stay where they were.
+  auto more = options;
+  more.files = {
+      folder.write("b.jsonl", "{\"input_ids\": [90001, 1]}\n\n" + text + "{\"input_ids\": [90002, 1]}\n")};
+  auto again = held_out(load(more));
+  std::erase_if(again, [](int32_t id) { return id > 90000; });
+  EXPECT_EQ(again, validation);
+
+  // A line that is there twice is on one side.
+  auto twice = options;
+  twice.files = {options.files[0], options.files[0]};
+  auto doubled = validation;
+  doubled.insert(doubled.end(), validation.begin(), validation.end());
+  EXPECT_EQ(held_out(load(twice)), doubled);
+
+  options.seed = 8;
+  EXPECT_NE(held_out(load(options)), validation);
+}
+
+TEST(Dataset, TheFingerprintSeesEveryChange) {
+  const TestFolder folder("print");
+  const auto print = [&](const std::string& text) {
+    return load(options_for({folder.write("a.jsonl", text)})).fingerprint();
+  };
+  const auto base = print("{\"input_ids\": [1, 2]}\n{\"input_ids\": [3, 4]}\n");
+  EXPECT_EQ(print("{\"input_ids\": [1, 2], \"id\": 9}\r\n\n{\"input_ids\": [3, 4]}"), base);
+  EXPECT_NE(print("{\"input_ids\": [3, 4]}\n{\"input_ids\": [1, 2]}\n"), base);
+  EXPECT_NE(print("{\"input_ids\": [1, 2]}\n{\"input_ids\": [3, 5]}\n"), base);
+  EXPECT_NE(print("{\"input_ids\": [1, 2], \"loss_mask\": [1, 0]}\n{\"input_ids\": [3, 4]}\n"), base);
+  EXPECT_NE(print("{\"input_ids\": [1, 2, 3, 4]}\n"), base);
+  EXPECT_NE(print("{\"input_ids\": [1, 2]}\n"), base);
+}
+
+// A whole batch without a trained token weighs nothing, and nothing is NaN.
+TEST(Dataset, AllMaskedRecordsAreKeptAndCounted) {
+  const TestFolder folder("masked");
+  const Dataset data = load(options_for({folder.write("a.jsonl",
+                                                      "{\"input_ids\": [1, 2], \"loss_mask\": [0, 0]}\n"
+                                                      "{\"input_ids\": [3, 4], \"loss_mask\": [1, 0]}\n")}));
+  EXPECT_EQ(data.size(), 2);
+  EXPECT_EQ(data.summary().untrained, 2);
+  EXPECT_EQ(data.summary().trained, 0);
+  std::vector<Sample> samples{data.sample(0), data.sample(1)};
+  const Counts counts = count(samples);
+  EXPECT_EQ(counts, (Counts{0, 0, 2}));
+  for (const auto& w : weigh_all(samples, Averaging::kTokenMean, counts)) {
+    EXPECT_EQ(w.weight, (std::vector<double>{0, 0}));
+  }
+}
+
+TEST(Dataset, TextNeedsATokenizer) {
+  const TestFolder folder("text");
+  for (const char* record : {"{\"text\": \"a\"}", "{\"prompt\": \"a\", \"response\": \"b\"}",
+                             "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}"}) {
+    auto options = options_for({folder.write("a.jsonl", record)});
+    options.on_bad = OnBad::kSkip;  // a wrong set-up is not a bad record
+    EXPECT_NE(complaint<BadConfig>(options).find("tokenizer"), std::string::npos);
+  }
+  auto options = options_for({folder.write("a.jsonl", "{\"input_ids\": [1, 2]}")});
+  options.vocab_size = 0;
+  EXPECT_NE(complaint<BadConfig>(options).find("vocabulary"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace titanium
