@@ -337,6 +337,7 @@ TEST(TrainConfig, DefaultsAreAllowed) {
       EXPECT_TRUE(field.check.ok(field.value())) << field.name;
       EXPECT_TRUE(names.insert(key_name(section.name, field.name)).second) << field.name;
       EXPECT_EQ(field.doc.find('|'), std::string::npos) << field.name;
+      EXPECT_TRUE(!field.doc.empty()) << field.name;
     }
   }
   check_together(c);

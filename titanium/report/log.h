@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -62,6 +63,7 @@ class Log {
  private:
   LogOptions options_;
   std::shared_ptr<spdlog::logger> logger_;
+  std::mutex mutex_;  // a line and what goes before it stay together
   std::atomic<int64_t> warnings_ = 0;
 };
 

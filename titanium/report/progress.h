@@ -22,13 +22,14 @@ struct Progress {
 // "step 12/300  loss 2.3145  lr 1.00e-05  grad 1.23  410 tok/s  MFU 23.1%  mem 2.10 GiB  ETA 3m05s"
 std::string progress_text(const Progress& progress);
 
-// Seconds that are left, from the steps timed so far; the first steps of a run are slower and are left out of
-// the rate. Pure: the caller gives the clock.
+// Seconds that are left, from the steps timed so far.  The first `skip` steps of a run are slower (memory is
+// touched for the first time) and are left out of the rate.  Pure: the caller gives the clock.
 class EtaClock {
  public:
-  explicit EtaClock(int64_t skip = 1) : skip_(skip) {}
+  explicit EtaClock(int64_t skip = 1) : skip_(skip < 1 ? 1 : skip) {}
   void step_done(double now_seconds);                   // after each step
   std::optional<double> eta(int64_t steps_left) const;  // empty before there is a rate
+
  private:
   int64_t skip_, seen_ = 0;
   double begin_ = 0, last_ = 0;
