@@ -4,22 +4,32 @@ namespace titanium {
 
 const char* name(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::kBadConfig: return "BadConfig";
-    case ErrorKind::kBadData: return "BadData";
-    case ErrorKind::kBadCheckpoint: return "BadCheckpoint";
-    case ErrorKind::kRankLost: return "RankLost";
-    case ErrorKind::kBug: return "Bug";
+    case ErrorKind::kBadConfig:
+      return "BadConfig";
+    case ErrorKind::kBadData:
+      return "BadData";
+    case ErrorKind::kBadCheckpoint:
+      return "BadCheckpoint";
+    case ErrorKind::kRankLost:
+      return "RankLost";
+    case ErrorKind::kBug:
+      return "Bug";
   }
   return "Unknown";
 }
 
 int exit_code(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::kBadConfig: return 2;
-    case ErrorKind::kBadData: return 3;
-    case ErrorKind::kBadCheckpoint: return 4;
-    case ErrorKind::kRankLost: return 5;
-    case ErrorKind::kBug: return 70;
+    case ErrorKind::kBadConfig:
+      return 2;
+    case ErrorKind::kBadData:
+      return 3;
+    case ErrorKind::kBadCheckpoint:
+      return 4;
+    case ErrorKind::kRankLost:
+      return 5;
+    case ErrorKind::kBug:
+      return 70;
   }
   return 70;
 }

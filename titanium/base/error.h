@@ -1,5 +1,5 @@
-// Failures have kinds, and a kind says what is lost.  A message says who, what was given, what is allowed, and
-// the file or config key.
+// Failures have kinds, and a kind says what is lost.  A message says who, what was given, what is allowed,
+// and the file or config key.
 #pragma once
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-// Counter-based random numbers: every number is a pure function of (seed, purpose, counter).  No state is kept,
-// so nothing has to be saved, and the layout of ranks cannot change a draw (design D5).
+// Counter-based random numbers: every number is a pure function of (seed, purpose, counter).  No state is
+// kept, so nothing has to be saved, and the layout of ranks cannot change a draw (design D5).
 #pragma once
 #include <array>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A set of ranks that act together.  On a group of one every collective returns its input, so there is no second
-// single-device path (design D10).
+// A set of ranks that act together.  On a group of one every collective returns its input, so there is no
+// second single-device path (design D10).
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -99,7 +99,7 @@ void Executor::forward(const Action& action, MicroBatch& m) {
   const at::ScalarType compute = store_.dtypes().compute;
   Saved& saved = m.blocks[action.block];
   saved.input = action.block == 0 ? at::empty({0}, at::TensorOptions().dtype(compute)) : std::move(m.stream);
-  m.stream = {};
+  m.stream.reset();
   if (action.save == Save::kAll) {
     saved.input.requires_grad_();
     run_block(action.block, m);
@@ -112,7 +112,7 @@ void Executor::forward(const Action& action, MicroBatch& m) {
   if (action.save == Save::kInput) {
     saved.input.requires_grad_();
   } else {
-    saved.input = {};
+    saved.input.reset();
   }
 }
 
@@ -164,7 +164,7 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
 void Executor::backward(const Action& action, MicroBatch& m) {
   Saved saved = std::move(m.blocks[action.block]);
   m.blocks[action.block] = {};
-  m.stream = {};
+  m.stream.reset();
   std::vector<at::Tensor> grad =
       torch::autograd::grad(saved.outputs, {saved.input}, saved.grads, std::nullopt, false,
                             /*allow_unused=*/true);

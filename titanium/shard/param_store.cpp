@@ -68,8 +68,12 @@ void ParamStore::init(uint64_t seed) {
     at::Tensor target = slice.of(slice.unit->shard());
     const Weight& weight = *slice.weight;
     switch (weight.init().kind) {
-      case Init::kOnes: target.fill_(1); break;
-      case Init::kZeros: target.zero_(); break;
+      case Init::kOnes:
+        target.fill_(1);
+        break;
+      case Init::kZeros:
+        target.zero_();
+        break;
       case Init::kNormal: {
         const Random random(seed, Purpose::kInit, hash_name(weight.name().data(), weight.name().size()));
         at::Tensor values = at::empty({slice.end - slice.begin}, at::kDouble);

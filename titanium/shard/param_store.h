@@ -47,8 +47,9 @@ class ParamStore {
   void zero_grad();
   void release_grad();
 
-  // Whoever still reads the masters (an async save) asks to be told before a unit is written (design D13).  The hook waits for,
-  // or copies, what it needs.  Everything that writes masters or optimizer state calls before_write first.
+  // Whoever still reads the masters (an async save) asks to be told before a unit is written (design D13).
+  // The hook waits for, or copies, what it needs.  Everything that writes masters or optimizer state calls
+  // before_write first.
   using WriteHook = std::function<void(Unit&)>;
   void set_write_hook(WriteHook hook) { hook_ = std::move(hook); }
   void before_write(Unit& unit) const {

@@ -105,7 +105,8 @@ TEST(ParamStore, FrozenWeightsFormAUnitWithoutGradient) {
   EXPECT_FALSE(store.weight("a").trainable());
   EXPECT_TRUE(store.weight("b").trainable());
   EXPECT_NE(&store.weight("a").unit(), &store.weight("b").unit());
-  store.weight("a").accumulate([](const at::Tensor&) { FAIL() << "a frozen weight was asked for its gradient"; });
+  store.weight("a").accumulate(
+      [](const at::Tensor&) { FAIL() << "a frozen weight was asked for its gradient"; });
   store.zero_grad();
   EXPECT_FALSE(store.weight("a").unit().has_grad());
   EXPECT_TRUE(store.weight("b").unit().has_grad());

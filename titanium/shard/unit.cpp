@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "titanium/base/error.h"
+#include "titanium/shard/buffer.h"
 
 namespace titanium {
 
@@ -18,7 +19,7 @@ Unit::Unit(std::string name, std::vector<Weight*> weights, bool trainable, Store
     numel_ += round_up(weight->numel(), kAlign);
   }
   numel_ = round_up(numel_, kAlign * group_.size());
-  shard_ = at::zeros({numel_ / group_.size()}, at::TensorOptions().dtype(dtypes_.param));
+  shard_ = zero_pages(numel_ / group_.size(), dtypes_.param);
 }
 
 int64_t Unit::bytes_gathered() const {
@@ -35,7 +36,7 @@ void Unit::unshard() {
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!compute_.defined()) compute_ = at::empty({numel_}, at::TensorOptions().dtype(dtypes_.compute));
+  if (!compute_.defined()) compute_ = zero_pages(numel_, dtypes_.compute);
   const int64_t part = numel_ / group_.size();
   compute_.narrow(0, part * group_.rank(), part).copy_(shard_);
   group_.all_gather(compute_);
@@ -72,11 +73,13 @@ void Unit::zero_grad() {
   if (grad_.defined()) {
     grad_.zero_();
   } else {
-    grad_ = at::zeros({numel_}, at::TensorOptions().dtype(dtypes_.reduce));
+    grad_ = zero_pages(numel_, dtypes_.reduce);
   }
 }
 
-void Unit::release_grad() { grad_.reset(); }
+void Unit::release_grad() {
+  grad_.reset();
+}
 
 void Unit::reduce() {
   if (grad_.defined()) group_.reduce_scatter(grad_);

@@ -33,10 +33,12 @@ class Unit {
   at::Tensor grad_shard() const;  // of the same length; undefined before the first zero_grad
   bool has_grad() const { return grad_.defined(); }
 
-  // Gather: the masters, cast to the compute dtype, become visible to blocks.  A second call without a write in between costs
-  // nothing.  Where the dtypes agree and the group is one rank, the masters themselves are the view.
+  // Gather: the masters, cast to the compute dtype, become visible to blocks.  A second call without a write
+  // in between costs nothing.  Where the dtypes agree and the group is one rank, the masters themselves are
+  // the view.
   void unshard();
-  void reshard(bool keep_memory);  // blocks must not ask any more; keep_memory keeps the cast for the next unshard
+  void reshard(
+      bool keep_memory);  // blocks must not ask any more; keep_memory keeps the cast for the next unshard
   bool gathered() const { return gathered_; }
   at::Tensor view(int64_t offset, const std::vector<int64_t>& shape) const;
   at::Tensor grad_view(int64_t offset, const std::vector<int64_t>& shape);

@@ -18,8 +18,12 @@ void Weight::place(Unit* unit, int64_t offset) {
   offset_ = offset;
 }
 
-at::Tensor Weight::value() const { return unit_->view(offset_, shape_); }
-bool Weight::trainable() const { return unit_->trainable(); }
+at::Tensor Weight::value() const {
+  return unit_->view(offset_, shape_);
+}
+bool Weight::trainable() const {
+  return unit_->trainable();
+}
 
 void Weight::accumulate(std::function<void(const at::Tensor&)> add) const {
   if (!trainable()) return;
@@ -58,7 +62,8 @@ void StackedRows::accumulate(std::function<void(const at::Tensor&)> add) const {
   if (!trainable()) return;
   Unit& unit = parts_[0]->unit();
   if (dense()) {
-    unit.run_or_queue([this, &unit, add = std::move(add)] { add(unit.grad_view(parts_[0]->offset(), shape())); });
+    unit.run_or_queue(
+        [this, &unit, add = std::move(add)] { add(unit.grad_view(parts_[0]->offset(), shape())); });
     return;
   }
   unit.run_or_queue([this, &unit, add = std::move(add)] {
@@ -67,13 +72,15 @@ void StackedRows::accumulate(std::function<void(const at::Tensor&)> add) const {
     int64_t row = 0;
     for (const Weight* part : parts_) {
       const int64_t rows = part->shape()[0];
-      if (part->trainable()) part->unit().grad_view(part->offset(), part->shape()).add_(all.narrow(0, row, rows));
+      if (part->trainable())
+        part->unit().grad_view(part->offset(), part->shape()).add_(all.narrow(0, row, rows));
       row += rows;
     }
   });
 }
 
-const Weight* WeightTable::add(std::string name, std::vector<int64_t> shape, Split split, Init init, int block) {
+const Weight* WeightTable::add(std::string name, std::vector<int64_t> shape, Split split, Init init,
+                               int block) {
   if (find(name)) throw Bug("weight '{}' is declared twice", name);
   weights_.push_back(std::make_unique<Weight>(std::move(name), std::move(shape), split, init, block));
   return weights_.back().get();

@@ -53,8 +53,8 @@ class Weight final : public Handle {
   int64_t offset_ = 0;
 };
 
-// Weights with equal rows' width, declared in a row, used as one matrix (q, k, v; gate, up).  When they lie in memory
-// without gaps this is a view; else value() copies and gradients are given out by parts.
+// Weights with equal rows' width, declared in a row, used as one matrix (q, k, v; gate, up).  When they lie
+// in memory without gaps this is a view; else value() copies and gradients are given out by parts.
 class StackedRows final : public Handle {
  public:
   explicit StackedRows(std::vector<const Weight*> parts) : parts_(std::move(parts)) {}
@@ -68,7 +68,8 @@ class StackedRows final : public Handle {
   std::vector<const Weight*> parts_;
 };
 
-// All weights of a model, in the order of declaration.  The model owns it; load, init, save and sync visit it.
+// All weights of a model, in the order of declaration.  The model owns it; load, init, save and sync visit
+// it.
 class WeightTable {
  public:
   const Weight* add(std::string name, std::vector<int64_t> shape, Split split, Init init, int block);

@@ -1,0 +1,50 @@
+# titanium.  On a fresh machine: `make demo`, then `make test`.
+BUILD ?= build
+JOBS ?= $(shell nproc)
+
+.PHONY: help setup build test demo bench-setup bench format lint host fuzz nightly clean
+help:
+	@echo "setup build test demo bench-setup bench format lint host fuzz nightly clean"
+
+setup:
+	@scripts/setup.sh
+
+$(BUILD)/build.ninja:
+	@scripts/setup.sh
+	cmake --preset release -B $(BUILD)
+
+build: $(BUILD)/build.ninja
+	ninja -C $(BUILD) -j $(JOBS)
+
+test: build
+	ctest --test-dir $(BUILD) --output-on-failure -LE nightly
+
+demo: build
+	scripts/demo.sh $(BUILD)
+
+bench-setup:
+	scripts/bench_setup.sh
+
+bench: build bench-setup
+	bench/run --all
+
+format:
+	git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format -i
+
+lint:
+	scripts/lint.sh
+
+# The rooms without torch under ASan and UBSan, with their tests.
+host:
+	cmake --preset host
+	ninja -C build-host -j $(JOBS)
+	ctest --test-dir build-host --output-on-failure
+
+fuzz: host
+	scripts/fuzz.sh 60
+
+nightly: build host
+	scripts/nightly.sh
+
+clean:
+	rm -rf build build-*

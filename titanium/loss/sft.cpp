@@ -1,0 +1,12 @@
+#include <ATen/ATen.h>
+
+#include "titanium/loss/token_stats.h"
+
+namespace titanium {
+
+LossSum SftLoss::operator()(const TokenStats& now, const PackedBatch& batch) const {
+  const at::Tensor weight = at::tensor(at::ArrayRef<double>(batch.weight), at::kDouble);  // [T]
+  return {-(now.logprob.to(at::kDouble) * weight).sum(), {}};
+}
+
+}  // namespace titanium

@@ -1,0 +1,55 @@
+// A model is a row of blocks: the embedding, the layers, the head.  A block's graph ends at its input; what
+// happens between blocks is the schedule's business (design D1).
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "titanium/batch/packed_batch.h"
+#include "titanium/ops/attention.h"
+#include "titanium/ops/linear_logprob.h"
+#include "titanium/shard/weight.h"
+
+namespace titanium {
+
+class KvCache;
+
+// How to run, the same for all blocks of a micro-batch of T tokens.
+struct BlockInput {
+  at::Tensor tokens;            // [T] int64
+  std::vector<int64_t> bounds;  // [documents + 1]
+  RopeAngles angles;            // [T, H/2]
+  KvCache* cache = nullptr;     // decoding: document d goes on where cache slot slots[d] ends
+  std::vector<int64_t> slots;   // [documents]
+
+  bool keep_cheap =
+      false;  // keep normalised inputs and activations instead of forming them again in backward
+
+  // For the head alone.
+  at::Tensor labels;       // [T] int64, negative = none
+  at::Tensor temperature;  // [T], or undefined for 1
+  at::Tensor rows;         // [R] int64: the positions that are computed; undefined = all
+  HeadWants wants;
+  at::Tensor
+      nll_weight;  // [T]: the loss is -sum weight logprob, and the head forms it (see Loss::weighted_nll)
+};
+
+// What blocks leave besides the residual stream.
+struct BlockOutput {
+  HeadStats stats;  // of the head
+  at::Tensor loss;  // of the head, scalar, when nll_weight was given
+};
+
+class Block {
+ public:
+  virtual ~Block() = default;
+  // x [T, D] -> [T, D].  The embedding ignores the values of x (but its graph starts there); the head fills
+  // `out` and returns an undefined tensor.
+  virtual at::Tensor forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const = 0;
+  // Activations that a forward keeps for its backward, and that it needs for a moment, in bytes for T tokens.
+  struct Bytes {
+    int64_t saved = 0, work = 0;
+  };
+  virtual Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const = 0;
+};
+
+}  // namespace titanium

@@ -1,0 +1,83 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "titanium/base/error.h"
+#include "titanium/formats/json.h"
+#include "titanium/models/kv_cache.h"
+#include "titanium/models/model.h"
+
+namespace titanium {
+namespace {
+
+HfConfig fixture(const std::string& arch) {
+  return HfConfig::from_folder(std::string(TITANIUM_SOURCE_DIR) + "/tests/data/models/" + arch);
+}
+
+const std::vector<int64_t>& shape(const Model& model, const std::string& name) {
+  const Weight* weight = model.table->find(name);
+  if (!weight) throw Bug("no weight {}", name);
+  return weight->shape();
+}
+
+using Shape = std::vector<int64_t>;
+
+TEST(DenseDecoder, ShapesAreReadNotDerived) {
+  // hidden 64, 4 heads, 2 key heads of width 24: head_dim is not hidden / heads, and o_proj has a bias.
+  const Model model = model_registry(fixture("llama_headdim")).build(fixture("llama_headdim"));
+  EXPECT_EQ(shape(model, "model.layers.0.self_attn.q_proj.weight"), (Shape{96, 64}));
+  EXPECT_EQ(shape(model, "model.layers.0.self_attn.k_proj.weight"), (Shape{48, 64}));
+  EXPECT_EQ(shape(model, "model.layers.0.self_attn.o_proj.weight"), (Shape{64, 96}));
+  EXPECT_EQ(shape(model, "model.layers.1.self_attn.o_proj.bias"), (Shape{64}));
+  EXPECT_EQ(model.block_count(), 4);
+}
+
+TEST(DenseDecoder, FamiliesDifferByFlags) {
+  const Model qwen2 = dense_decoder(fixture("qwen2")), qwen3 = dense_decoder(fixture("qwen3"));
+  EXPECT_NE(qwen2.table->find("model.layers.0.self_attn.q_proj.bias"), nullptr);
+  EXPECT_EQ(qwen2.table->find("model.layers.0.self_attn.o_proj.bias"), nullptr);
+  EXPECT_EQ(qwen2.table->find("model.layers.0.self_attn.q_norm.weight"), nullptr);
+  EXPECT_EQ(qwen3.table->find("model.layers.0.self_attn.q_proj.bias"), nullptr);
+  EXPECT_EQ(shape(qwen3, "model.layers.0.self_attn.q_norm.weight"), (Shape{16}));
+}
+
+TEST(DenseDecoder, ATiedHeadIsNotDeclaredTwice) {
+  const Model tied = dense_decoder(fixture("qwen3_tied")), untied = dense_decoder(fixture("qwen3"));
+  EXPECT_EQ(tied.table->find("lm_head.weight"), nullptr);
+  EXPECT_TRUE(tied.table->find("model.embed_tokens.weight")->shared());
+  EXPECT_NE(untied.table->find("lm_head.weight"), nullptr);
+}
+
+TEST(Model, FlopsOfAForwardAreCountedByHand) {
+  HfConfig c = fixture("llama3");  // D 64, F 112, N 4, K 2, H 16, V 320, 2 layers
+  const Model model = dense_decoder(c);
+  const double matrices = 2.0 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 112) * 2 + 2.0 * 64 * 320;
+  const double attention = 2 * (4.0 * 4 * 16) * (10 * 11 / 2);
+  EXPECT_DOUBLE_EQ(model.forward_flops(10), 10 * matrices + attention);
+}
+
+TEST(Registry, UnknownFamilyIsRefusedWithTheKnownOnes) {
+  HfConfig c = fixture("llama3");
+  c.model_type = "gpt2";
+  try {
+    model_registry(c);
+    FAIL();
+  } catch (const BadConfig& e) {
+    EXPECT_NE(std::string(e.what()).find("'gpt2'"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("qwen3"), std::string::npos);
+  }
+}
+
+TEST(KvCache, SlotsGrowOnTheirOwnAndNeverOverflow) {
+  KvCache cache(1, 2, 3, 1, 2, at::kFloat);
+  const at::Tensor a = at::ones({2, 1, 2}), b = at::full({1, 1, 2}, 2.0);
+  cache.append(0, 1, a, a);
+  cache.advance(1, 2);
+  const auto [k, v] = cache.append(0, 1, b, b);
+  EXPECT_TRUE(at::equal(k, at::cat({a, b})));
+  EXPECT_EQ(cache.length(0), 0);
+  cache.advance(1, 1);
+  EXPECT_THROW(cache.append(0, 1, b, b), Bug);
+}
+
+}  // namespace
+}  // namespace titanium

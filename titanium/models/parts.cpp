@@ -1,0 +1,139 @@
+#include "titanium/models/parts.h"
+
+#include <ATen/ATen.h>
+
+#include "titanium/models/kv_cache.h"
+#include "titanium/ops/linear.h"
+#include "titanium/ops/norm.h"
+#include "titanium/ops/swiglu.h"
+
+namespace titanium {
+
+const Weight* Weights::matrix(const std::string& name, int64_t out, int64_t in, Split split) {
+  return table_.add(prefix_ + name, {out, in}, split, {Init::kNormal, init_std_}, block_);
+}
+const Weight* Weights::norm(const std::string& name, int64_t width) {
+  return table_.add(prefix_ + name, {width}, Split::kWhole, {Init::kOnes}, block_);
+}
+const Weight* Weights::bias(const std::string& name, int64_t width, Split split) {
+  return table_.add(prefix_ + name, {width}, split, {Init::kZeros}, block_);
+}
+
+AttentionPart::AttentionPart(const AttentionShape& shape, Weights w) : s_(shape) {
+  norm_ = w.norm("input_layernorm.weight", s_.D);
+  const Weight* q = w.matrix("self_attn.q_proj.weight", s_.N * s_.H, s_.D, Split::kRows);
+  const Weight* k = w.matrix("self_attn.k_proj.weight", s_.K * s_.H, s_.D, Split::kRows);
+  const Weight* v = w.matrix("self_attn.v_proj.weight", s_.K * s_.H, s_.D, Split::kRows);
+  qkv_ = w.stack({q, k, v});
+  if (s_.qkv_bias) {
+    const Weight* q_bias = w.bias("self_attn.q_proj.bias", s_.N * s_.H, Split::kRows);
+    const Weight* k_bias = w.bias("self_attn.k_proj.bias", s_.K * s_.H, Split::kRows);
+    const Weight* v_bias = w.bias("self_attn.v_proj.bias", s_.K * s_.H, Split::kRows);
+    qkv_bias_ = w.stack({q_bias, k_bias, v_bias});
+  }
+  o_ = w.matrix("self_attn.o_proj.weight", s_.D, s_.N * s_.H, Split::kCols);
+  if (s_.o_bias) o_bias_ = w.bias("self_attn.o_proj.bias", s_.D, Split::kWhole);
+  if (s_.qk_norm) {
+    q_norm_ = w.norm("self_attn.q_norm.weight", s_.H);
+    k_norm_ = w.norm("self_attn.k_norm.weight", s_.H);
+  }
+}
+
+at::Tensor AttentionPart::forward(const at::Tensor& x, const BlockInput& in) const {
+  const at::Tensor qkv = in.keep_cheap
+                             ? linear(rms_norm(x, *norm_, s_.norm_eps), *qkv_, qkv_bias_)
+                             : norm_linear(x, *norm_, s_.norm_eps, *qkv_, qkv_bias_);  // [T, (N+2K) H]
+  const auto [q, k, v] = split_rope(qkv, s_.N, s_.K, s_.H, in.angles, q_norm_, k_norm_, s_.norm_eps);
+  return linear(attend(q, k, v, in).flatten(1), *o_, o_bias_, /*residual=*/x);
+}
+
+at::Tensor AttentionPart::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const BlockInput& in) const {
+  if (!in.cache) return attention(q, k, v, {in.bounds, in.bounds, s_.window});
+  std::vector<at::Tensor> parts;
+  for (size_t d = 0; d + 1 < in.bounds.size(); ++d) {
+    const int64_t begin = in.bounds[d], T = in.bounds[d + 1] - begin;
+    const auto [keys, values] =
+        in.cache->append(s_.layer, in.slots[d], k.narrow(0, begin, T), v.narrow(0, begin, T));
+    parts.push_back(attention(q.narrow(0, begin, T), keys, values, {{0, T}, {0, keys.size(0)}, s_.window}));
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts);
+}
+
+Block::Bytes AttentionPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
+  const int64_t qkv = (s_.N + 2 * s_.K) * s_.H, a = s_.N * s_.H;
+  // The input and its row statistics, q k v after rope, the attention's output and its log-sum-exp.
+  int64_t saved = T * ((s_.D + qkv + a) * element + 4 + 4 * s_.N);
+  if (s_.qk_norm) saved += T * qkv * element;  // the norms go backward from the plain q and k
+  if (keep_cheap) saved += T * s_.D * element;
+  return {saved, T * (qkv + s_.D) * element};
+}
+
+MlpPart::MlpPart(int64_t D, int64_t F, double norm_eps, bool bias, Weights w) : D_(D), F_(F), eps_(norm_eps) {
+  norm_ = w.norm("post_attention_layernorm.weight", D);
+  const Weight* gate = w.matrix("mlp.gate_proj.weight", F, D, Split::kRows);
+  const Weight* up = w.matrix("mlp.up_proj.weight", F, D, Split::kRows);
+  gate_up_ = w.stack({gate, up});
+  if (bias) {
+    const Weight* gate_bias = w.bias("mlp.gate_proj.bias", F, Split::kRows);
+    const Weight* up_bias = w.bias("mlp.up_proj.bias", F, Split::kRows);
+    gate_up_bias_ = w.stack({gate_bias, up_bias});
+  }
+  down_ = w.matrix("mlp.down_proj.weight", D, F, Split::kCols);
+  if (bias) down_bias_ = w.bias("mlp.down_proj.bias", D, Split::kWhole);
+}
+
+at::Tensor MlpPart::forward(const at::Tensor& x, const BlockInput& in) const {
+  if (in.keep_cheap) {
+    const at::Tensor gate_up = linear(rms_norm(x, *norm_, eps_), *gate_up_, gate_up_bias_);  // [T, 2F]
+    return linear(swiglu(gate_up), *down_, down_bias_, /*residual=*/x);
+  }
+  return swiglu_linear(norm_linear(x, *norm_, eps_, *gate_up_, gate_up_bias_), *down_, down_bias_,
+                       /*residual=*/x);
+}
+
+Block::Bytes MlpPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
+  int64_t saved = T * ((D_ + 2 * F_) * element + 4);  // the input, its statistics, gate and up
+  if (keep_cheap) saved += T * (D_ + F_) * element;   // the normalised input, silu(gate) * up
+  return {saved, T * (D_ + F_) * element};
+}
+
+EmbedBlock::EmbedBlock(int64_t V, int64_t D, Weights w)
+    : D_(D), weight_(w.matrix("embed_tokens.weight", V, D, Split::kRows)) {}
+
+at::Tensor EmbedBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput&) const {
+  return embedding(in.tokens, *weight_, /*anchor=*/x);
+}
+
+Block::Bytes EmbedBlock::bytes(int64_t T, int64_t element, bool) const {
+  return {T * 8, T * D_ * element};
+}
+
+HeadBlock::HeadBlock(int64_t V, int64_t D, double norm_eps, const Weight* tied, Weights norm, Weights head)
+    : V_(V), D_(D), eps_(norm_eps), norm_(norm.norm("norm.weight", D)) {
+  weight_ = tied ? tied : head.matrix("lm_head.weight", V, D, Split::kRows);
+}
+
+at::Tensor HeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const {
+  const at::Tensor h = rms_norm(x, *norm_, eps_);  // [T, D]
+  if (in.nll_weight.defined()) {
+    auto [loss, logprob] = weighted_nll(h, *weight_, in.labels, in.nll_weight, in.temperature, in.rows);
+    out.loss = loss;
+    out.stats.logprob = logprob;
+  } else {
+    out.stats = linear_logprob(h, *weight_, in.labels, in.temperature, in.rows, in.wants);
+  }
+  return {};
+}
+
+Block::Bytes HeadBlock::bytes(int64_t T, int64_t element, bool) const {
+  // A chunk of logits is about 64 MiB, at least one row.
+  const int64_t chunk = std::max<int64_t>(int64_t{64} << 20, V_ * 4);
+  return {T * (2 * D_ * element + 16), std::min(T * V_ * 4, chunk) * 3 / 2};
+}
+
+at::Tensor HeadBlock::logits(const at::Tensor& x) const {
+  return titanium::logits(rms_norm(x, *norm_, eps_), *weight_);
+}
+
+}  // namespace titanium

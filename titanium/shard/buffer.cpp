@@ -1,0 +1,25 @@
+#include "titanium/shard/buffer.h"
+
+#include <ATen/ATen.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "titanium/base/error.h"
+
+namespace titanium {
+
+at::Tensor zero_pages(int64_t n, at::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  if (n == 0) return at::empty({0}, options);
+  const size_t bytes = static_cast<size_t>(n) * c10::elementSize(dtype);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    throw BadConfig("out of memory: {} bytes for a unit were refused: {}", bytes, strerror(errno));
+  madvise(data, bytes, MADV_HUGEPAGE);  // fewer faults at the first touch; a hint only
+  return at::from_blob(
+      data, {n}, [bytes](void* p) { munmap(p, bytes); }, options);
+}
+
+}  // namespace titanium
