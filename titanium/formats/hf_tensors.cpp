@@ -36,9 +36,8 @@ std::map<std::string, std::string> read_weight_map(const std::filesystem::path& 
     const auto& file = item.value().get_ref<const std::string&>();
     if (file.empty() || file == "." || file == ".." ||
         file.find_first_of(std::string_view("/\\\0", 3)) != file.npos) {
-      throw BadCheckpoint(
-          "{}: weight_map['{}'] is '{}': a shard must be a plain file name in the same folder", path.string(),
-          item.key(), file);
+      throw BadCheckpoint("{}: weight_map['{}'] is {}: a shard must be a plain file name in the same folder",
+                          path.string(), item.key(), item.value().dump());
     }
     map[item.key()] = file;
   }

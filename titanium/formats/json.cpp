@@ -43,6 +43,11 @@ bool try_parse_json(std::string_view text, const JsonLimits& limits, Json* out, 
     *why = fmt::format("{} bytes of JSON, allowed are {}", text.size(), limits.max_bytes);
     return false;
   }
+  // The parser below takes a zero byte for the end of the text.
+  if (const size_t zero = text.find('\0'); zero != text.npos) {
+    *why = fmt::format("byte {} is zero", zero);
+    return false;
+  }
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     switch (event) {
