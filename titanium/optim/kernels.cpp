@@ -1,0 +1,212 @@
+#include "titanium/optim/kernels.h"
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#if defined(TITANIUM_NO_CLONES) || !defined(__x86_64__) || defined(__clang__)
+#define CLONES
+#else
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+namespace titanium {
+namespace {
+
+struct BF16 {
+  uint16_t bits;
+};
+
+INLINE float load(float x) {
+  return x;
+}
+INLINE double load(double x) {
+  return x;
+}
+INLINE float load(BF16 x) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
+}
+
+INLINE void store(float& to, float x) {
+  to = x;
+}
+INLINE void store(float& to, double x) {
+  to = static_cast<float>(x);
+}
+INLINE void store(double& to, double x) {
+  to = x;
+}
+INLINE void store(BF16& to, float x) {  // nearest, ties to even; a NaN stays one
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet = (bits >> 16) | 0x40;
+  to.bits = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+INLINE void store(BF16& to, double x) {
+  store(to, static_cast<float>(x));
+}
+
+INLINE float root(float x) {
+  return __builtin_sqrtf(x);
+}
+INLINE double root(double x) {
+  return __builtin_sqrt(x);
+}
+
+template <typename... T>
+using Real = std::conditional_t<(std::is_same_v<T, double> || ...), double, float>;
+
+constexpr int64_t kBlock =
+    1024;  // elements: the gradients of a block are zeroed while they are in the first cache
+
+template <typename P, typename G, typename S>
+INLINE void adamw(void* param, void* grad, void* exp_avg, void* exp_avg_sq, int64_t n,
+                  const AdamWCoefficients& c, bool zero_grad) {
+  using R = Real<P, G, S>;
+  const R clip = static_cast<R>(c.clip), keep = static_cast<R>(c.keep), eps = static_cast<R>(c.eps);
+  const R beta1 = static_cast<R>(c.beta1), rest1 = static_cast<R>(1 - c.beta1);
+  const R beta2 = static_cast<R>(c.beta2), rest2 = static_cast<R>(1 - c.beta2);
+  const R rate = static_cast<R>(c.rate), correction = static_cast<R>(c.correction);
+  for (int64_t at = 0; at < n; at += kBlock) {
+    P* __restrict p = static_cast<P*>(param) + at;
+    G* __restrict g = static_cast<G*>(grad) + at;
+    S* __restrict m = static_cast<S*>(exp_avg) + at;
+    S* __restrict v = static_cast<S*>(exp_avg_sq) + at;
+    const int64_t count = n - at < kBlock ? n - at : kBlock;
+    for (int64_t i = 0; i < count; ++i) {
+      const R gradient = static_cast<R>(load(g[i])) * clip;
+      const R mean = static_cast<R>(load(m[i])) * beta1 + gradient * rest1;
+      const R square = static_cast<R>(load(v[i])) * beta2 + gradient * gradient * rest2;
+      const R kept = static_cast<R>(load(p[i])) * keep;
+      store(p[i], kept - rate * mean / (root(square) * correction + eps));
+      store(m[i], mean);
+      store(v[i], square);
+    }
+    if (zero_grad) std::memset(g, 0, static_cast<size_t>(count) * sizeof(G));
+  }
+}
+
+template <typename P, typename G, typename S>
+INLINE void sgd(void* param, void* grad, void* buffer, int64_t n, const SgdCoefficients& c, bool zero_grad) {
+  using R = Real<P, G, S>;
+  const R clip = static_cast<R>(c.clip), lr = static_cast<R>(c.lr);
+  const R decay = static_cast<R>(c.weight_decay), momentum = static_cast<R>(c.momentum);
+  for (int64_t at = 0; at < n; at += kBlock) {
+    P* __restrict p = static_cast<P*>(param) + at;
+    G* __restrict g = static_cast<G*>(grad) + at;
+    const int64_t count = n - at < kBlock ? n - at : kBlock;
+    if (buffer != nullptr) {
+      S* __restrict b = static_cast<S*>(buffer) + at;
+      for (int64_t i = 0; i < count; ++i) {
+        const R value = static_cast<R>(load(p[i]));
+        const R gradient = static_cast<R>(load(g[i])) * clip + decay * value;
+        const R sum = static_cast<R>(load(b[i])) * momentum + gradient;
+        store(b[i], sum);
+        store(p[i], value - lr * sum);
+      }
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        const R value = static_cast<R>(load(p[i]));
+        store(p[i], value - lr * (static_cast<R>(load(g[i])) * clip + decay * value));
+      }
+    }
+    if (zero_grad) std::memset(g, 0, static_cast<size_t>(count) * sizeof(G));
+  }
+}
+
+// 64-byte vectors by the compiler's extension: the lanes fix the order of the sum for every instruction set.
+typedef double Vector __attribute__((vector_size(64)));
+typedef float HalfVector __attribute__((vector_size(32)));
+constexpr int kLanes = 8, kRows = 4;
+
+INLINE Vector load_vector(const double* x) {
+  Vector v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+INLINE Vector load_vector(const float* x) {
+  HalfVector v;
+  std::memcpy(&v, x, sizeof v);
+  return __builtin_convertvector(v, Vector);
+}
+
+template <typename T>
+INLINE double squares(const T* x, int64_t n) {
+  Vector sums[kRows] = {};
+  int64_t i = 0;
+  for (; i + kRows * kLanes <= n; i += kRows * kLanes) {
+    for (int r = 0; r < kRows; ++r) {
+      const Vector v = load_vector(x + i + r * kLanes);
+      sums[r] += v * v;
+    }
+  }
+  const Vector all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  double sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += all[lane];
+  for (; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return sum;
+}
+
+}  // namespace
+
+// A clone is a plain function: the templates are inlined into it and compiled for its instruction set.
+// fp64 masters have fp64 state, others fp32 or bf16.
+#define FOR_EACH_KERNEL(X)                                                           \
+  X(f32_f32_f32, float, float, float)                                                \
+  X(f32_f32_bf16, float, float, BF16)                                                \
+  X(f32_f64_f32, float, double, float)                                               \
+  X(f32_f64_bf16, float, double, BF16) X(bf16_f32_f32, BF16, float, float)           \
+      X(bf16_f32_bf16, BF16, float, BF16) X(bf16_f64_f32, BF16, double, float)       \
+          X(bf16_f64_bf16, BF16, double, BF16) X(f64_f32_f64, double, float, double) \
+              X(f64_f64_f64, double, double, double)
+
+namespace optim_kernels {
+#define DEFINE(name, P, G, S)                                                                         \
+  CLONES void adamw_##name(void* p, void* g, void* m, void* v, int64_t n, const AdamWCoefficients& c, \
+                           bool zero) {                                                               \
+    adamw<P, G, S>(p, g, m, v, n, c, zero);                                                           \
+  }                                                                                                   \
+  CLONES void sgd_##name(void* p, void* g, void* b, int64_t n, const SgdCoefficients& c, bool zero) { \
+    sgd<P, G, S>(p, g, b, n, c, zero);                                                                \
+  }
+FOR_EACH_KERNEL(DEFINE)
+CLONES double squares_f32(const float* x, int64_t n) {
+  return squares(x, n);
+}
+CLONES double squares_f64(const double* x, int64_t n) {
+  return squares(x, n);
+}
+}  // namespace optim_kernels
+
+namespace {
+template <typename T>
+constexpr Element kElement = std::is_same_v<T, float>  ? Element::kF32
+                             : std::is_same_v<T, BF16> ? Element::kBF16
+                                                       : Element::kF64;
+}  // namespace
+
+AdamWKernel adamw_kernel(Element param, Element grad, Element state) {
+#define PICK(name, P, G, S) \
+  if (param == kElement<P> && grad == kElement<G> && state == kElement<S>) return optim_kernels::adamw_##name;
+  FOR_EACH_KERNEL(PICK)
+#undef PICK
+  return nullptr;
+}
+
+SgdKernel sgd_kernel(Element param, Element grad, Element state) {
+#define PICK(name, P, G, S) \
+  if (param == kElement<P> && grad == kElement<G> && state == kElement<S>) return optim_kernels::sgd_##name;
+  FOR_EACH_KERNEL(PICK)
+#undef PICK
+  return nullptr;
+}
+
+double sum_of_squares(const float* x, int64_t n) {
+  return optim_kernels::squares_f32(x, n);
+}
+double sum_of_squares(const double* x, int64_t n) {
+  return optim_kernels::squares_f64(x, n);
+}
+
+}  // namespace titanium
