@@ -110,7 +110,7 @@ class Layout {
 
 // What the columns of a tile see.
 struct Sight {
-  alignas(64) int64_t low[kColumns] = {}, high[kColumns] = {};
+  int64_t low[kColumns] = {}, high[kColumns] = {};
   int64_t max_low = 0, min_high = 0;
 
   Sight(const Layout& layout, const Tile& tile) {
@@ -127,7 +127,14 @@ struct Sight {
   template <typename A>
   void apply(int width, int64_t block, A* scores) const {
     const int64_t first = block * kKeys;
-    if (max_low > first || min_high < first + kKeys) mask_scores(width, first, low, high, scores);
+    alignas(64) A bound[kColumns];
+    const auto relative = [&](const int64_t* keys) {
+      for (int c = 0; c < width; ++c)
+        bound[c] = static_cast<A>(std::clamp<int64_t>(keys[c] - first, 0, kKeys));
+      return bound;
+    };
+    if (max_low > first) hide_before(width, relative(low), scores);
+    if (min_high < first + kKeys) hide_from(width, relative(high), scores);
   }
 };
 

@@ -17,19 +17,24 @@ TITANIUM_INLINE void store_pair(A* to, int width, Vector<A> even, Vector<A> odd)
   store(to + width, odd);
 }
 
+// One bound at a time: GCC compares vectors lane by lane when two comparisons meet in one choice.
 template <typename A>
-TITANIUM_INLINE void mask(int width, int64_t first_key, const int64_t* low, const int64_t* high, A* scores) {
+TITANIUM_INLINE void hide_keys_before(int width, const A* low, A* scores) {
   for (int c = 0; c < width; c += kLanes<A>) {
-    IntVector<A> from, to;
-    for (int lane = 0; lane < kLanes<A>; ++lane) {
-      const int64_t a = low[c + lane] - first_key, b = high[c + lane] - first_key;
-      from[lane] = a < 0 ? 0 : (a > kKeys ? kKeys : a);
-      to[lane] = b < 0 ? 0 : (b > kKeys ? kKeys : b);
+    const Vector<A> bound = load(low + c);
+    for (int i = 0; i < kKeys; ++i) {
+      A* at = scores + i * width + c;
+      store(at, splat(static_cast<A>(i)) < bound ? splat(-kInfinity<A>) : load(at));
     }
-    IntVector<A> key = {};
-    for (int i = 0; i < kKeys; ++i, key += 1) {
-      A* row = scores + i * width + c;
-      store(row, key >= from && key < to ? load(row) : splat(-kInfinity<A>));
+  }
+}
+template <typename A>
+TITANIUM_INLINE void hide_keys_from(int width, const A* high, A* scores) {
+  for (int c = 0; c < width; c += kLanes<A>) {
+    const Vector<A> bound = load(high + c);
+    for (int i = 0; i < kKeys; ++i) {
+      A* at = scores + i * width + c;
+      store(at, splat(static_cast<A>(i)) < bound ? load(at) : splat(-kInfinity<A>));
     }
   }
 }
@@ -100,13 +105,17 @@ TITANIUM_INLINE void gradient(int width, const A* scores, const A* d_weights, A 
 
 }  // namespace
 
-TITANIUM_CLONES void mask_scores(int width, int64_t first_key, const int64_t* low, const int64_t* high,
-                                 float* scores) {
-  mask(width, first_key, low, high, scores);
+TITANIUM_CLONES void hide_before(int width, const float* low, float* scores) {
+  hide_keys_before(width, low, scores);
 }
-TITANIUM_CLONES void mask_scores(int width, int64_t first_key, const int64_t* low, const int64_t* high,
-                                 double* scores) {
-  mask(width, first_key, low, high, scores);
+TITANIUM_CLONES void hide_before(int width, const double* low, double* scores) {
+  hide_keys_before(width, low, scores);
+}
+TITANIUM_CLONES void hide_from(int width, const float* high, float* scores) {
+  hide_keys_from(width, high, scores);
+}
+TITANIUM_CLONES void hide_from(int width, const double* high, double* scores) {
+  hide_keys_from(width, high, scores);
 }
 
 TITANIUM_CLONES bool softmax_step(int width, const float* scores, float scale, Running<float>& running,

@@ -18,9 +18,12 @@ struct Running {
   alignas(64) A shrink[kColumns];  // what the last step multiplied the sums of the columns by
 };
 
-// scores [kKeys][width]: -inf where key first_key + i is outside [low[c], high[c]).
-void mask_scores(int width, int64_t first_key, const int64_t* low, const int64_t* high, float* scores);
-void mask_scores(int width, int64_t first_key, const int64_t* low, const int64_t* high, double* scores);
+// scores [kKeys][width]: -inf where the key's place in the block is below low[c], or is high[c] or above.
+// Bounds are in the type of the scores, in which compilers compare vectors well.
+void hide_before(int width, const float* low, float* scores);
+void hide_before(int width, const double* low, double* scores);
+void hide_from(int width, const float* high, float* scores);
+void hide_from(int width, const double* high, double* scores);
 
 // Raw scores [kKeys][width] times `scale` are log2 of the weights.  Writes the weights, relative to
 // running.max, to weights [kKeys / kPair][width][kPair].  Returns whether a column's earlier sums must be
