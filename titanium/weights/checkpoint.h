@@ -5,7 +5,6 @@
 // manifest's checksum.  It is written as `step-<n>.partial` and renamed when everything is on disk, so a kill
 // or a power cut at any point leaves the older checkpoints.
 #pragma once
-#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -85,15 +84,12 @@ class Checkpointer {
   LoadedCheckpoint load_masters(const std::filesystem::path& checkpoint);
 
  private:
-  class Job;
-  void before_write(Unit& unit);
-  void finish();
-  LoadedCheckpoint load_into(const std::filesystem::path& checkpoint, Optimizer* optimizer);
+  struct Pending;
 
   ParamStore& store_;
   Optimizer* optimizer_;
   CheckpointOptions options_;
-  std::unique_ptr<Job> job_;
+  std::unique_ptr<Pending> pending_;
 };
 
 }  // namespace titanium

@@ -1,0 +1,100 @@
+#include "titanium/weights/checkpoint.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <exception>
+#include <thread>
+
+#include "titanium/base/error.h"
+#include "titanium/weights/checkpoint_load.h"
+#include "titanium/weights/save_job.h"
+
+namespace titanium {
+
+// A save and the thread that writes it.
+struct Checkpointer::Pending {
+  Pending(ParamStore& store, Optimizer* optimizer, int64_t step, Json train, const CheckpointOptions& options)
+      : job(store, optimizer, step, std::move(train), options) {}
+  ~Pending() {
+    if (thread.joinable()) thread.join();
+  }
+
+  void run() {
+    try {
+      job.run();
+    } catch (const Error&) {
+      error = std::current_exception();
+    } catch (const std::exception& e) {
+      error = std::make_exception_ptr(BadCheckpoint("the checkpoint could not be saved: {}", e.what()));
+    }
+  }
+
+  void start() {
+    sigset_t all, before;  // signals are for the training thread
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread = std::thread([this] { run(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  SaveJob job;
+  std::exception_ptr error;
+  std::thread thread;
+};
+
+Checkpointer::Checkpointer(ParamStore& store, Optimizer* optimizer, CheckpointOptions options)
+    : store_(store), optimizer_(optimizer), options_(std::move(options)) {
+  if (options_.keep_latest_k < 0) {
+    throw BadConfig("[checkpoint] keep_latest_k = {}: allowed: 0 (keep all) or more", options_.keep_latest_k);
+  }
+  store_.set_write_hook([this](Unit& unit) {
+    if (pending_) pending_->job.before_write(unit);
+  });
+}
+
+Checkpointer::~Checkpointer() {
+  try {
+    wait();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "titanium: %s\n", e.what());
+  }
+  store_.set_write_hook(nullptr);
+}
+
+void Checkpointer::save(int64_t step, Json train) {
+  if (step < 0) throw Bug("a checkpoint of step {}", step);
+  wait();
+  pending_ = std::make_unique<Pending>(store_, optimizer_, step, std::move(train), options_);
+  if (options_.async) {
+    pending_->start();
+  } else {
+    pending_->run();
+    wait();
+  }
+}
+
+void Checkpointer::wait() {
+  if (!pending_) return;
+  if (pending_->thread.joinable()) pending_->thread.join();
+  const std::exception_ptr error = pending_->error;
+  pending_.reset();
+  if (error) std::rethrow_exception(error);
+}
+
+bool Checkpointer::pending() const {
+  return pending_ && !pending_->job.finished();
+}
+
+LoadedCheckpoint Checkpointer::load(const std::filesystem::path& checkpoint) {
+  wait();
+  return load_checkpoint(checkpoint, store_, optimizer_);
+}
+
+LoadedCheckpoint Checkpointer::load_masters(const std::filesystem::path& checkpoint) {
+  wait();
+  return load_checkpoint(checkpoint, store_, nullptr);
+}
+
+}  // namespace titanium

@@ -1,0 +1,182 @@
+#include "titanium/weights/save_job.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "titanium/base/error.h"
+#include "titanium/formats/safetensors.h"
+#include "titanium/weights/checkpoint_folder.h"
+#include "titanium/weights/hash.h"
+#include "titanium/weights/scalar_type.h"
+
+namespace titanium {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Bytes taken from a live tensor at a time: they stay in the core's cache between copy, hash and write, and
+// an update never waits for more than this copy.
+constexpr int64_t kPiece = 1 << 20;
+
+Metadata metadata_of(const Manifest& manifest) {
+  return {{"format", "pt"}, {"step", std::to_string(manifest.step)}};
+}
+
+}  // namespace
+
+SaveJob::SaveJob(const ParamStore& store, const Optimizer* optimizer, int64_t step, Json train,
+                 const CheckpointOptions& options)
+    : options_(options), piece_(kPiece) {
+  manifest_.step = step;
+  manifest_.train = std::move(train);
+  std::map<const Unit*, std::vector<Slice>> slices;
+  for (const Slice& slice : store.slices()) slices[slice.unit].push_back(slice);
+  for (const auto& unit : store.units()) {
+    UnitWork& work = work_.emplace_back();
+    work.unit = unit.get();
+    index_[unit.get()] = work_.size() - 1;
+    add_part(work, kMaster, unit->shard(), slices[unit.get()]);
+    if (optimizer == nullptr) continue;
+    for (const std::string& state : optimizer->state_names()) {
+      const at::Tensor flat = optimizer->state(*unit, state);
+      if (flat.defined()) add_part(work, state, flat, slices[unit.get()]);  // absent: zeros
+    }
+  }
+  for (File& file : files_)
+    file.saved.name = fmt::format("{}-{:05}.safetensors", file.state, store.replicas().rank());
+  if (optimizer != nullptr) {
+    manifest_.optimizer = optimizer->name();
+    manifest_.updates = optimizer->updates();
+  }
+}
+
+SaveJob::~SaveJob() = default;
+
+void SaveJob::add_part(UnitWork& work, const std::string& state, const at::Tensor& flat,
+                       const std::vector<Slice>& slices) {
+  if (slices.empty()) return;
+  size_t file = 0;
+  while (file < files_.size() && files_[file].state != state) ++file;
+  if (file == files_.size()) files_.emplace_back().state = state;
+  const Dtype dtype = to_dtype(flat.scalar_type());
+  for (const Slice& slice : slices) {
+    const bool whole = slice.begin == 0 && slice.end == slice.weight->numel();
+    files_[file].specs.push_back(
+        {slice.weight->name(), dtype,
+         whole ? slice.weight->shape() : std::vector<int64_t>{slice.end - slice.begin}});
+  }
+  work.bytes += flat.nbytes();
+  work.parts.push_back({file, flat, {}, slices});
+}
+
+void SaveJob::before_write(const Unit& unit) {
+  std::unique_lock lock(mutex_);
+  const auto found = index_.find(&unit);
+  if (found == index_.end()) return;
+  UnitWork& work = work_[found->second];
+  const auto free = [&] { return finished_ || work.written || work.copied; };
+  const auto room = [&] {
+    return work.bytes <= options_.snapshot_bytes - std::min(snapshot_, options_.snapshot_bytes);
+  };
+  changed_.wait(lock, [&] { return free() || room(); });
+  if (free()) return;
+  for (Part& part : work.parts) part.copy = part.live.clone();
+  snapshot_ += work.bytes;
+  work.copied = true;
+}
+
+void SaveJob::run() {
+  const fs::path partial = options_.folder / (checkpoint_name(manifest_.step) + ".partial");
+  try {
+    stage("files");
+    make_folder(options_.folder);
+    clean_wrecks(options_.folder);
+    make_folder(partial);
+    write_files(partial);
+    stage("manifest");
+    write_manifest(partial, manifest_);
+    stage("complete");
+    mark_complete(partial);
+    stage("rename");
+    put_in_place(partial);
+    stage("prune");
+    keep_latest(options_.folder, options_.keep_latest_k, manifest_.step);
+  } catch (...) {
+    // What was written is of no use, and its space may be what a full disk lacks.
+    for (File& file : files_) file.writer.reset();
+    std::error_code ignored;
+    fs::remove_all(partial, ignored);
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+    changed_.notify_all();
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  finished_ = true;
+  changed_.notify_all();
+}
+
+void SaveJob::write_files(const fs::path& partial) {
+  for (File& file : files_) {
+    file.writer =
+        std::make_unique<SafetensorsWriter>(partial / file.saved.name, file.specs, metadata_of(manifest_));
+  }
+  for (UnitWork& work : work_) {
+    stage("unit " + work.unit->name());
+    write_unit(work);
+  }
+  for (File& file : files_) {
+    stage("close " + file.saved.name);
+    file.writer->close();
+    file.writer.reset();
+    const std::string header = safetensors_header(file.specs, metadata_of(manifest_));
+    file.saved.header_hash = Hash64::of(std::as_bytes(std::span(header)));
+    file.saved.size = header.size();
+    for (const TensorSpec& spec : file.specs) file.saved.size += spec.nbytes();
+    manifest_.files.push_back(file.saved);
+  }
+}
+
+void SaveJob::write_unit(UnitWork& work) {
+  for (Part& part : work.parts) {
+    for (const Slice& slice : part.slices) {
+      const uint64_t hash = write_slice(work, part, slice);
+      manifest_.slices.push_back({slice.weight->name(), files_[part.file].state, part.file,
+                                  to_dtype(part.live.scalar_type()), slice.weight->shape(), slice.begin,
+                                  slice.end, hash});
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (work.copied) {
+    for (Part& part : work.parts) part.copy.reset();
+    snapshot_ -= work.bytes;
+  }
+  work.written = true;
+  changed_.notify_all();
+}
+
+uint64_t SaveJob::write_slice(UnitWork& work, Part& part, const Slice& slice) {
+  Hash64 hash;
+  const auto width = static_cast<int64_t>(part.live.element_size());
+  const int64_t end = (slice.offset + slice.end - slice.begin) * width;
+  for (int64_t at = slice.offset * width; at < end; at += kPiece) {
+    const auto bytes = static_cast<size_t>(std::min(kPiece, end - at));
+    {
+      const std::lock_guard lock(mutex_);
+      const at::Tensor& from = work.copied ? part.copy : part.live;
+      std::memcpy(piece_.data(), static_cast<const std::byte*>(from.const_data_ptr()) + at, bytes);
+    }
+    const std::span<const std::byte> piece(piece_.data(), bytes);
+    hash.add(piece);
+    files_[part.file].writer->append(piece);
+  }
+  return hash.value();
+}
+
+void SaveJob::stage(const std::string& name) const {
+  if (options_.on_stage) options_.on_stage(name);
+}
+
+}  // namespace titanium
