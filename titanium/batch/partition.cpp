@@ -10,18 +10,19 @@
 namespace titanium {
 namespace {
 
-// One group in the making.  Ties are broken by size, then by the items, so that the order is total.
+// One group in the making: a chain of items.  Ties are broken by size, then by the first item, so that the
+// order is total.
 struct Bin {
   double sum = 0;
-  std::vector<int64_t> items;
-  bool operator>(const Bin& other) const {
-    if (sum != other.sum) return sum > other.sum;
-    if (items.size() != other.items.size()) return items.size() > other.items.size();
-    return items > other.items;
-  }
+  int64_t count = 0, head = 0, tail = 0;
 };
+bool fuller(const Bin& a, const Bin& b) {
+  if (a.sum != b.sum) return a.sum > b.sum;
+  if (a.count != b.count) return a.count > b.count;
+  return a.head > b.head;
+}
 
-// A partial solution: k bins in falling order, of which only those with items are kept.
+// A partial solution: k bins, the fullest first, of which only those with items are kept.
 struct Partial {
   std::vector<Bin> bins;
   double spread(int64_t k) const {
@@ -29,22 +30,29 @@ struct Partial {
   }
 };
 
-// The fullest bin of one solution meets the emptiest of the other.
-Partial merge(Partial a, Partial b, int64_t k) {
+// The fullest bin of one solution meets the emptiest of the other.  next[i] is the item after i in its bin.
+// Only the bins that met are sorted again: mostly one of b meets many of a.
+Partial merge(Partial a, const Partial& b, int64_t k, std::vector<int64_t>& next) {
   const int64_t in_a = static_cast<int64_t>(a.bins.size());
   const int64_t in_b = static_cast<int64_t>(b.bins.size());
+  const int64_t untouched = std::min(in_a, k - in_b);
   for (int64_t j = 0; j < in_b; ++j) {
-    Bin& from = b.bins[static_cast<size_t>(j)];
+    const Bin& from = b.bins[static_cast<size_t>(j)];
     const int64_t i = k - 1 - j;
     if (i < in_a) {
       Bin& to = a.bins[static_cast<size_t>(i)];
       to.sum += from.sum;
-      to.items.insert(to.items.end(), from.items.begin(), from.items.end());
+      to.count += from.count;
+      next[static_cast<size_t>(to.tail)] = from.head;
+      to.tail = from.tail;
     } else {
-      a.bins.push_back(std::move(from));
+      a.bins.push_back(from);
     }
   }
-  std::sort(a.bins.begin(), a.bins.end(), [](const Bin& x, const Bin& y) { return x > y; });
+  const auto changed = a.bins.begin() + untouched;
+  std::sort(changed, a.bins.end(), fuller);
+  const auto first_moved = std::upper_bound(a.bins.begin(), changed, *changed, fuller);
+  std::inplace_merge(first_moved, changed, a.bins.end(), fuller);
   return a;
 }
 
@@ -170,9 +178,9 @@ Groups karmarkar_karp(std::span<const double> items, int64_t k, bool equal_count
     Partial partial;
     for (int64_t p = end - 1; p >= begin; --p) {
       const int64_t i = order[static_cast<size_t>(p)];
-      partial.bins.push_back({items[static_cast<size_t>(i)], {i}});
+      partial.bins.push_back({items[static_cast<size_t>(i)], 1, i, i});
     }
-    std::sort(partial.bins.begin(), partial.bins.end(), [](const Bin& x, const Bin& y) { return x > y; });
+    std::sort(partial.bins.begin(), partial.bins.end(), fuller);
     heap.push_back(std::move(partial));
     begin = end;
   }
@@ -181,7 +189,7 @@ Groups karmarkar_karp(std::span<const double> items, int64_t k, bool equal_count
   const auto less = [k](const Partial& a, const Partial& b) {
     const double spread_a = a.spread(k), spread_b = b.spread(k);
     if (spread_a != spread_b) return spread_a < spread_b;
-    return b.bins[0] > a.bins[0];
+    return fuller(b.bins[0], a.bins[0]);
   };
   const auto take = [&] {
     std::pop_heap(heap.begin(), heap.end(), less);
@@ -190,17 +198,22 @@ Groups karmarkar_karp(std::span<const double> items, int64_t k, bool equal_count
     return top;
   };
   std::make_heap(heap.begin(), heap.end(), less);
+  std::vector<int64_t> next(items.size());
   while (heap.size() > 1) {
     Partial a = take();
-    Partial b = take();
-    heap.push_back(merge(std::move(a), std::move(b), k));
+    const Partial b = take();
+    heap.push_back(merge(std::move(a), b, k, next));
     std::push_heap(heap.begin(), heap.end(), less);
   }
 
   Groups groups;
   groups.reserve(static_cast<size_t>(k));
   if (!heap.empty()) {
-    for (Bin& bin : heap[0].bins) groups.push_back(std::move(bin.items));
+    for (const Bin& bin : heap[0].bins) {
+      auto& group = groups.emplace_back();
+      int64_t i = bin.head;
+      for (int64_t c = 0; c < bin.count; ++c, i = next[static_cast<size_t>(i)]) group.push_back(i);
+    }
   }
   groups.resize(static_cast<size_t>(k));
   for (auto& group : groups) std::sort(group.begin(), group.end());
