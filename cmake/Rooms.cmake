@@ -17,6 +17,11 @@ endif()
 
 set(TITANIUM_ROOMS "" CACHE STRING "Build these rooms only, e.g. base;ops (empty: all)")
 
+if(TITANIUM_FUZZ)  # a fuzzer sees the coverage of the rooms that it calls
+  target_compile_options(titanium_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(titanium_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 function(titanium_add_room room)
   if(TITANIUM_ROOMS AND NOT room IN_LIST TITANIUM_ROOMS)
     return()

@@ -22,7 +22,7 @@ Action random_action(const Random& random, uint64_t& counter, int32_t micro_batc
 
 std::string refusal(std::string_view text) {
   try {
-    parse(text);
+    parse_plan(text);
   } catch (const BadData& error) {
     return error.what();
   }
@@ -58,29 +58,30 @@ TEST(Action, EveryKindHasItsText) {
                                          ". recv_output_grad 1"};
   ASSERT_EQ(plan.size(), text.size());
   for (size_t i = 0; i < plan.size(); ++i) {
-    EXPECT_EQ(print({plan[i]}), text[i] + "\n");
-    EXPECT_EQ(parse(text[i]), Plan{plan[i]});
+    EXPECT_EQ(print_plan({plan[i]}), text[i] + "\n");
+    EXPECT_EQ(parse_plan(text[i]), Plan{plan[i]});
   }
 }
 
 TEST(Action, MicroBatchIsShownWhenThereIsMoreThanOne) {
-  EXPECT_EQ(print({Action::forward(3, 0, Save::kInput)}), "forward 3 drop\n");
-  EXPECT_EQ(print({Action::forward(3, 2, Save::kInput), Action::loss(0)}), "forward 3 drop @2\nloss @0\n");
+  EXPECT_EQ(print_plan({Action::forward(3, 0, Save::kInput)}), "forward 3 drop\n");
+  EXPECT_EQ(print_plan({Action::forward(3, 2, Save::kInput), Action::loss(0)}),
+            "forward 3 drop @2\nloss @0\n");
   EXPECT_EQ(to_string(Action::forward(3, 0, Save::kInput)), "forward 3 drop @0");
 }
 
 TEST(Print, LinesFollowThePhasesAndWrap) {
-  const Plan plan = parse("forward 0 keep|loss|> unshard 0|backward 0|> reduce 0|reshard 0|. reduce 0");
-  EXPECT_EQ(print(plan),
+  const Plan plan = parse_plan("forward 0 keep|loss|> unshard 0|backward 0|> reduce 0|reshard 0|. reduce 0");
+  EXPECT_EQ(print_plan(plan),
             "forward 0 keep | loss\n"
             "> unshard 0 | backward 0 | > reduce 0 | reshard 0\n"
             ". reduce 0\n");
-  EXPECT_EQ(print(plan, 25),
+  EXPECT_EQ(print_plan(plan, 25),
             "forward 0 keep | loss\n"
             "> unshard 0 | backward 0\n"
             "  > reduce 0 | reshard 0\n"
             ". reduce 0\n");
-  EXPECT_EQ(print({}), "");
+  EXPECT_EQ(print_plan({}), "");
 }
 
 TEST(Print, ParsesToItself) {
@@ -90,16 +91,16 @@ TEST(Print, ParsesToItself) {
     Plan plan(random.below(counter++, 40));
     const int32_t micro_batches = seed % 2 ? 1 : 5;
     for (Action& action : plan) action = random_action(random, counter, micro_batches);
-    ASSERT_EQ(parse(print(plan)), plan) << print(plan);
-    ASSERT_EQ(parse(print(plan, static_cast<int>(seed % 50))), plan);
+    ASSERT_EQ(parse_plan(print_plan(plan)), plan) << print_plan(plan);
+    ASSERT_EQ(parse_plan(print_plan(plan, static_cast<int>(seed % 50))), plan);
   }
 }
 
 TEST(Parse, TakesCommentsBlankLinesAndSpaces) {
-  const Plan plan = parse("# a plan | not read\n\n  forward 0 keep|\tloss @0 # the end\r\n\n");
+  const Plan plan = parse_plan("# a plan | not read\n\n  forward 0 keep|\tloss @0 # the end\r\n\n");
   EXPECT_EQ(plan, (Plan{Action::forward(0, 0, Save::kAll), Action::loss(0)}));
-  EXPECT_TRUE(parse("").empty());
-  EXPECT_TRUE(parse("\n#\n  \n").empty());
+  EXPECT_TRUE(parse_plan("").empty());
+  EXPECT_TRUE(parse_plan("\n#\n  \n").empty());
 }
 
 TEST(Parse, RefusesWithLineAndItem) {
@@ -118,7 +119,7 @@ TEST(Parse, RefusesWithLineAndItem) {
         "forward 2147483648", "loss @-1", "backward 0 keep", "forward 0 @1 keep", "loss loss"}) {
     EXPECT_NE(refusal(text), "accepted") << text;
   }
-  EXPECT_EQ(parse("forward 2147483647")[0].block, INT32_MAX);
+  EXPECT_EQ(parse_plan("forward 2147483647")[0].block, INT32_MAX);
 }
 
 }  // namespace

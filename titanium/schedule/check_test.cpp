@@ -81,15 +81,18 @@ TEST(CheckMutations, RefusesEveryPlanWithAFieldChanged) {
       vary(&Action::block, blocks);
       vary(&Action::unit, units);
       vary(&Action::micro_batch, c.task.micro_batches);
-      for (int k = 0; k < kKindCount; ++k) {
-        for (const Half half : {Half::kWhole, Half::kStart, Half::kWait}) {
-          for (const Save save : {Save::kNothing, Save::kInput, Save::kAll}) {
-            others.push_back(plan[i]);
-            others.back().kind = static_cast<Kind>(k);
-            others.back().half = half;
-            others.back().save = save;
-          }
+      for (const Half half : {Half::kWhole, Half::kStart, Half::kWait}) {
+        others.push_back(plan[i]);
+        others.back().half = half;
+        for (int k = 0; k < kKindCount; ++k) {
+          others.push_back(plan[i]);
+          others.back().half = half;
+          others.back().kind = static_cast<Kind>(k);
         }
+      }
+      for (const Save save : {Save::kNothing, Save::kInput, Save::kAll}) {
+        others.push_back(plan[i]);
+        others.back().save = save;
       }
       for (const Action& other : others) {
         if (other == plan[i]) continue;
@@ -183,7 +186,7 @@ const char* const kGather = "> unshard 0 | > unshard 1 | . unshard 0 | . unshard
 const char* const kGiveBack = "| > reduce 0 | > reduce 1 | . reduce 0 | . reduce 1 | reshard 0 | reshard 1";
 
 std::string reason(const std::string& work, const PlanTask& task = two_blocks()) {
-  return refusal(parse(kGather + work + kGiveBack), task);
+  return refusal(parse_plan(kGather + work + kGiveBack), task);
 }
 
 TEST(Check, AcceptsByHand) {
@@ -237,7 +240,7 @@ TEST(Check, NamesIndexTextAndReasonOfWork) {
 
 TEST(Check, NamesReasonsOfTransfers) {
   const PlanTask task = two_blocks();
-  const auto of = [&](const char* text) { return refusal(parse(text), task); };
+  const auto of = [&](const char* text) { return refusal(parse_plan(text), task); };
   EXPECT_EQ(of("forward 0 keep"), "plan action 0 `forward 0 keep @0`: unit 0 is not gathered");
   EXPECT_EQ(of("> unshard 0 | forward 0 keep"),
             "plan action 1 `forward 0 keep @0`: unit 0 is still being gathered");
@@ -283,7 +286,7 @@ TEST(Check, NamesWhatIsLeftAtTheEnd) {
   const PlanTask task = two_blocks();
   const std::string work =
       std::string(kGather) + "forward 0 keep | forward 1 keep | loss | backward 1 | backward 0";
-  const auto of = [&](const std::string& text) { return refusal(parse(text), task); };
+  const auto of = [&](const std::string& text) { return refusal(parse_plan(text), task); };
   EXPECT_EQ(of(""), "plan ends after 0 actions: block 0 @0 has not run forward");
   EXPECT_EQ(of(work), "plan ends after 9 actions with `backward 0 @0`: unit 0 is gathered");
   EXPECT_EQ(of(work + "| reshard 0 | reshard 1"),
@@ -294,17 +297,19 @@ TEST(Check, NamesWhatIsLeftAtTheEnd) {
             "plan ends after 12 actions with `> unshard 0`: unit 0 is being gathered");
   EXPECT_EQ(reason("forward 0 keep | forward 1 keep"),
             "plan action 6 `> reduce 0`: there is no gradient to reduce");
-  EXPECT_EQ(refusal(parse("forward 0 keep | forward 1 keep"), task, {.gathered = false, .reduced = false}),
-            "plan ends after 2 actions with `forward 1 keep @0`: block 0 @0 has not run backward");
-  EXPECT_EQ(refusal(parse("forward 0 keep | forward 1 keep | loss | backward_input 1 | backward_input 0"),
-                    task, {.gathered = false, .reduced = false}),
-            "plan ends after 5 actions with `backward_input 0 @0`: block 0 @0 has not run backward_weight");
+  EXPECT_EQ(
+      refusal(parse_plan("forward 0 keep | forward 1 keep"), task, {.gathered = false, .reduced = false}),
+      "plan ends after 2 actions with `forward 1 keep @0`: block 0 @0 has not run backward");
+  EXPECT_EQ(
+      refusal(parse_plan("forward 0 keep | forward 1 keep | loss | backward_input 1 | backward_input 0"),
+              task, {.gathered = false, .reduced = false}),
+      "plan ends after 5 actions with `backward_input 0 @0`: block 0 @0 has not run backward_weight");
   const PlanTask scoring{.part = task.part, .forward_only = true};
-  EXPECT_EQ(refusal(parse("forward 0 | forward 1"), scoring, {.gathered = false}),
+  EXPECT_EQ(refusal(parse_plan("forward 0 | forward 1"), scoring, {.gathered = false}),
             "plan ends after 2 actions with `forward 1 @0`: no loss @0");
-  EXPECT_EQ(refusal(parse("forward 0 keep"), scoring, {.gathered = false}),
+  EXPECT_EQ(refusal(parse_plan("forward 0 keep"), scoring, {.gathered = false}),
             "plan action 0 `forward 0 keep @0`: no backward follows, so there is nothing to keep or drop");
-  EXPECT_EQ(refusal(parse("forward 0 | forward 1 | loss | backward 1"), scoring, {.gathered = false}),
+  EXPECT_EQ(refusal(parse_plan("forward 0 | forward 1 | loss | backward 1"), scoring, {.gathered = false}),
             "plan action 3 `backward 1 @0`: the block has no backward: nothing up to it is trainable, or no "
             "gradient is "
             "wanted");
@@ -313,8 +318,8 @@ TEST(Check, NamesWhatIsLeftAtTheEnd) {
 TEST(Check, FrozenUnitsHaveNoGradient) {
   const PlanTask task{.part = ModelPart::whole({{{0, 1}, true}}, {{true}, {false}})};
   const std::string work = "forward 0 keep | loss | backward 0 | > reduce 0 |";
-  EXPECT_EQ(refusal(parse(kGather + work + "reshard 0 | reshard 1 | . reduce 0"), task), "accepted");
-  EXPECT_EQ(refusal(parse(kGather + work + "> reduce 1"), task),
+  EXPECT_EQ(refusal(parse_plan(kGather + work + "reshard 0 | reshard 1 | . reduce 0"), task), "accepted");
+  EXPECT_EQ(refusal(parse_plan(kGather + work + "> reduce 1"), task),
             "plan action 8 `> reduce 1`: the unit has no gradient");
 }
 
@@ -342,7 +347,7 @@ PlanTask middle_stage(bool trainable_before = true) {
 }
 
 TEST(CheckStages, AMiddleStageReceivesAndSends) {
-  const Plan plan = parse(
+  const Plan plan = parse_plan(
       "> unshard 0 | . unshard 0 | > recv_input 0 | . recv_input 0 | forward 0 keep | > send_output 0 | "
       "> recv_output_grad 0 | . send_output 0 | . recv_output_grad 0 | backward 0 | > send_input_grad 0 | > "
       "reduce 0 | "
@@ -361,7 +366,9 @@ TEST(CheckStages, AMiddleStageReceivesAndSends) {
 }
 
 TEST(CheckStages, NamesReasons) {
-  const auto of = [&](const char* text) { return refusal(parse(text), middle_stage(), {.gathered = false}); };
+  const auto of = [&](const char* text) {
+    return refusal(parse_plan(text), middle_stage(), {.gathered = false});
+  };
   EXPECT_EQ(of("forward 0 keep"), "plan action 0 `forward 0 keep @0`: the input has not been received");
   EXPECT_EQ(of("> send_output 0"), "plan action 0 `> send_output 0 @0`: the block has not run");
   EXPECT_EQ(of(". send_output 0"), "plan action 0 `. send_output 0 @0`: no such transfer is in flight");

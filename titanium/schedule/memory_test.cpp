@@ -30,7 +30,7 @@ MemoryEstimate estimate(int32_t layers, const PlanOptions& options, int32_t micr
 
 TEST(Memory, ByHandActionByAction) {
   const PlanTask task{.part = ModelPart::whole({{{0}, true}}, {{true}})};
-  const Plan plan = parse(
+  const Plan plan = parse_plan(
       "> unshard 0 | . unshard 0 | forward 0 drop | loss | recompute 0 | backward 0 | > reduce 0 | reshard 0 "
       "| "
       ". reduce 0");

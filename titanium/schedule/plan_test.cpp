@@ -36,7 +36,7 @@ TEST(Golden, PlansAreAsWritten) {
     std::string head, body;
     for (std::string line; std::getline(text, line);) (line.starts_with('#') ? head : body) += line + '\n';
     const PlanCase c = read_case(head);
-    const std::string made = print(make_plan(c.task, c.options));
+    const std::string made = print_plan(make_plan(c.task, c.options));
     if (std::getenv("TITANIUM_WRITE_PLANS")) {
       std::ofstream(entry.path()) << head << made;
     } else {
@@ -271,7 +271,7 @@ TEST(MakePlan, LargePlansTakeMilliseconds) {
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   std::printf("200 blocks x 64 micro-batches: %zu actions in %.1f ms\n", actions, best * 1e3);
-#ifdef NDEBUG
+#if defined(NDEBUG) && !defined(TITANIUM_NO_CLONES)  // not under sanitizers
   EXPECT_LT(best, 0.050);
 #endif
 }

@@ -129,7 +129,7 @@ Action parse_action(int line, std::string_view item) {
 
 }  // namespace
 
-std::string print(const Plan& plan, int columns) {
+std::string print_plan(const Plan& plan, int columns) {
   const bool several =
       std::any_of(plan.begin(), plan.end(), [](const Action& action) { return action.micro_batch > 0; });
   const auto phase = phases(plan);
@@ -155,7 +155,7 @@ std::string print(const Plan& plan, int columns) {
   return text;
 }
 
-Plan parse(std::string_view text) {
+Plan parse_plan(std::string_view text) {
   Plan plan;
   int line_number = 0;
   while (!text.empty()) {

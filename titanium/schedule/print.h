@@ -10,11 +10,11 @@
 namespace titanium {
 
 // A line a phase (forward and loss, backward, what is waited for at the end), wrapped at `columns` with the
-// rest indented.  parse(print(plan)) == plan.
-std::string print(const Plan& plan, int columns = 110);
+// rest indented.  parse_plan(print_plan(plan)) == plan.
+std::string print_plan(const Plan& plan, int columns = 110);
 
 // Reads the text form.  Items are parted by `|` or line ends, `#` starts a comment, `@0` may be left out.
 // BadData names the line and the item.
-Plan parse(std::string_view text);
+Plan parse_plan(std::string_view text);
 
 }  // namespace titanium

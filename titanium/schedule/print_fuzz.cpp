@@ -12,11 +12,11 @@ using namespace titanium;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Plan plan;
   try {
-    plan = parse({reinterpret_cast<const char*>(data), size});
+    plan = parse_plan({reinterpret_cast<const char*>(data), size});
   } catch (const BadData&) {
     return 0;
   }
-  if (parse(print(plan)) != plan || parse(print(plan, 0)) != plan) std::abort();
+  if (parse_plan(print_plan(plan)) != plan || parse_plan(print_plan(plan, 0)) != plan) std::abort();
   static const PlanTask task{
       .part = ModelPart::whole({{{0}, false}, {{1, 2}, true}, {{0}, false}}, {{true}, {true}, {false}}),
       .micro_batches = 2};

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "titanium/schedule/passes/passes.h"
 #include "titanium/schedule/passes/steps.h"
 
@@ -35,22 +33,17 @@ Plan add_unshard(const Plan& plan, const PlanTask& task, const PlanOptions& opti
       case Reshard::kDefault:
         break;
     }
-    return next_use < work.size() &&
-           next_use <= s + 1 + ahead;  // the window of step s + 1 would ask for it again
+    // Given back, it would be asked for again before step s + 1.
+    return next_use < work.size() && next_use <= s + 1 + ahead;
   };
 
   Plan out;
   out.reserve(plan.size() * 3);
   std::vector<bool> started(part.units.size(), false), gathered(part.units.size(), false);
-  size_t next = 0;    // index of the plan
-  size_t looked = 0;  // steps whose units have been asked for
+  size_t next = 0;  // index of the plan
   for (size_t s = 0; s < work.size(); ++s) {
     out.insert(out.end(), plan.begin() + next, plan.begin() + work[s].first);
-    // A step that had been looked at may have lost a unit since (kAlways), so the whole window is looked at
-    // again unless nothing is ever given back.
-    const size_t from = options.reshard_after_forward == Reshard::kNever ? std::max(s, looked) : s;
-    looked = std::min(s + ahead + 1, work.size());
-    for (size_t k = from; k < looked; ++k) {
+    for (size_t k = s; k <= s + ahead && k < work.size(); ++k) {
       for (const int32_t unit : part.blocks[work[k].block].units) {
         if (!started[unit]) out.push_back(Action::of_unit(Kind::kUnshard, Half::kStart, unit));
         started[unit] = true;
