@@ -8,6 +8,7 @@
 
 #include "titanium/base/error.h"
 #include "titanium/config/nearest.h"
+#include "titanium/config/toml_guard.h"
 #include "titanium/config/train_config_fields.h"
 #include "titanium/config/utf8.h"
 #include "titanium/formats/json.h"
@@ -158,43 +159,13 @@ const Field& find_field(const std::vector<Section>& table, const std::string& wh
   refuse_unknown(table, where, section, key);
 }
 
-// toml++ takes tables apart by recursion, and a dotted key makes a table a dot: bounds how deep they can go.
-// Counts outside strings and comments.
-void check_depth(std::string_view text, const std::string& source) {
-  constexpr int kMostDots = 64, kMostBraces = 64;
-  int line = 1, dots = 0, braces = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '\n') {
-      ++line;
-      dots = 0;
-    } else if (c == '#') {
-      while (i + 1 < text.size() && text[i + 1] != '\n') ++i;
-    } else if (c == '"' || c == '\'') {
-      const std::string_view triple = c == '"' ? "\"\"\"" : "'''";
-      const bool multiline = text.substr(i).starts_with(triple);
-      i += multiline ? 3 : 1;
-      while (i < text.size()) {
-        if (multiline ? text.substr(i).starts_with(triple) : text[i] == c) break;
-        if (text[i] == '\n') {
-          if (!multiline) return;  // not TOML: the parser stops at this line
-          ++line;
-        }
-        i += c == '"' && text[i] == '\\' ? 2 : 1;
-      }
-      if (multiline) i += 2;
-    } else if (c == '.' && ++dots > kMostDots) {
-      throw BadConfig("{}:{}: more than {} dots outside strings", source, line, kMostDots);
-    } else if (c == '{' && ++braces > kMostBraces) {
-      throw BadConfig("{}:{}: more than {} inline tables", source, line, kMostBraces);
-    }
-  }
-}
-
 toml::table parse_toml(std::string_view text, const std::string& source) {
-  if (text.size() > kMostBytes)
+  if (text.size() > kMostBytes) {
     throw BadConfig("{}: {} bytes, at most {} allowed", source, text.size(), kMostBytes);
-  check_depth(text, source);
+  }
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  guard_toml(text, source);
   try {
     return toml::parse(text, source);
   } catch (const toml::parse_error& error) {

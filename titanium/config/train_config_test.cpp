@@ -365,6 +365,17 @@ TEST(TrainConfig, FilesAreBounded) {
   EXPECT_EQ(message_of("\n" + std::string(100, '{')), "run.toml:2: more than 64 inline tables");
   expect_starts(message_of(std::string(2 << 20, '\n')), "run.toml: 2097152 bytes");
   expect_starts(message_of("x = " + std::string(100000, '[')), "run.toml:1: not TOML: ");
+  // A string may end in up to five quotes; what follows is outside it.
+  EXPECT_EQ(message_of("x = \"\"\"a\"\"\"\"\"\n" + deep + "]"),
+            "run.toml:2: more than 64 dots outside strings");
+  EXPECT_EQ(message_of("x = '''a''''\n" + deep + "]"), "run.toml:2: more than 64 dots outside strings");
+  EXPECT_EQ(message_of("\nclé = 1"),
+            "run.toml:2: a character outside ASCII stands outside strings and comments");
+  EXPECT_EQ(message_of("[model]\npath = \"x\"\xc2\xa0"),
+            "run.toml:2: a character outside ASCII stands outside strings and comments");
+  EXPECT_EQ(message_of("x = \"\"\"\n\\\n  é\"\"\""),
+            "run.toml:3: a character outside ASCII follows a backslash that ends a line");
+  EXPECT_EQ(parse("\xef\xbb\xbf[model] # é\npath = \"\"\"é\\\n  x\\\\é\"\"\"").model.path, "éx\\é");
   // Dots in strings and comments do not count.
   std::string list;
   for (int i = 0; i < 100; ++i) list += R"("a.jsonl", '../b.jsonl', )";

@@ -286,6 +286,7 @@ TEST(Log, ThreadsCountAndNeverMixLines) {
   options.sink = [&](std::string_view line) { lines.emplace_back(line); };
   Log log(options);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 200; ++i) log.warn("same");

@@ -122,8 +122,8 @@ std::string scalar_event(double wall_time, int64_t step, std::string_view tag, f
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, int64_t purge_step) {
   make_folder(folder);
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) != 0) std::strcpy(host.data(), "localhost");
+  std::array<char, 256> host{};  // stays empty where the system does not say
+  static_cast<void>(gethostname(host.data(), host.size() - 1));
   const double now = seconds_now();
   // A name that is not there yet: several writers may start within one second.
   for (int n = 0; fd_ < 0; ++n) {
