@@ -47,6 +47,15 @@ inline at::ScalarType statistics_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+// Calls run(S{}) with the C++ type of an activation's dtype.
+template <typename Run>
+auto for_dtype(at::ScalarType dtype, const Run& run) {
+  if (dtype == at::kBFloat16) return run(at::BFloat16());
+  if (dtype == at::kFloat) return run(float());
+  if (dtype == at::kDouble) return run(double());
+  throw Bug("ops compute in float32, float64 or bfloat16; given {}", at::toString(dtype));
+}
+
 inline std::string shape_text(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
   std::string text = "[";

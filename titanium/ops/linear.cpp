@@ -2,8 +2,9 @@
 
 #include <ATen/ATen.h>
 
-#include "titanium/ops/gemm.h"
 #include "titanium/ops/graph.h"
+#include "titanium/ops/products.h"
+#include "titanium/ops/sums.h"
 
 namespace titanium {
 namespace {
@@ -16,16 +17,17 @@ at::Tensor linear_forward(const at::Tensor& x, const Handle& weight, const Handl
   const at::Tensor w = weight.value();  // [O, I]
   require(x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type(),
           "linear", "x is [T, I] and the weight [O, I], of one dtype", x, w);
-  at::Tensor start = residual;
+  at::Tensor b;
   if (bias != nullptr) {
-    const at::Tensor b = bias->value();  // [O]
-    require(b.dim() == 1 && b.size(0) == w.size(0), "linear", "the bias is [O]", b, w);
-    start = residual.defined() ? residual + b : b;
+    b = bias->value();  // [O]
+    require(b.dim() == 1 && b.size(0) == w.size(0) && b.scalar_type() == w.scalar_type(), "linear",
+            "the bias is [O], in the dtype of the weight", b, w);
   }
-  if (!start.defined()) return at::mm(x, w.t());
-  require(start.size(-1) == w.size(0) && (!residual.defined() || residual.size(0) == x.size(0)), "linear",
-          "the residual is [T, O]", residual, w);
-  return at::addmm(start, x, w.t());
+  if (residual.defined())
+    require(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.size(1) == w.size(0) &&
+                residual.scalar_type() == x.scalar_type(),
+            "linear", "the residual is [T, O], in the dtype of x", residual, w);
+  return times_transposed(x, w, b, residual);
 }
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
@@ -40,16 +42,12 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Handle* weight = kept_handle(ctx, "weight");
-    const Handle* bias = kept_handle(ctx, "bias");
     const at::Tensor x = ctx->get_saved_variables()[0];
     const at::Tensor g = grads[0].contiguous();  // [T, O]
     at::Tensor dx, d_residual;
-    if (ctx->needs_input_grad(0)) dx = at::mm(g, weight->value());
+    if (ctx->needs_input_grad(0)) dx = times(g, weight->value());
     if (x.defined()) weight->accumulate([g, x](const at::Tensor& sink) { add_outer(sink, g, x); });
-    if (trains(bias)) {
-      const at::Tensor total = sum_rows(g);
-      bias->accumulate([total](const at::Tensor& sink) { sink.add_(total); });
-    }
+    accumulate_bias(kept_handle(ctx, "bias"), g);
     if (ctx->saved_data["residual"].toBool()) d_residual = grads[0];
     return {dx, d_residual, {}, {}};
   }

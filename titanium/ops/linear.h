@@ -9,12 +9,12 @@ namespace titanium {
 at::Tensor linear(const at::Tensor& x, const Handle& weight, const Handle* bias = nullptr,
                   const at::Tensor& residual = {});
 
-// ids [T] int64 in [0, V), weight [V, D] -> rows [T, D].  `anchor` is any tensor that requires grad: it ties the op
-// into the block's graph, for ids carry no gradient.  BadData when an id is out of range.
+// ids [T] int64 in [0, V), weight [V, D] -> rows [T, D].  `anchor` is any tensor that requires grad: it ties
+// the op into the block's graph, for ids carry no gradient.  BadData when an id is out of range.
 at::Tensor embedding(const at::Tensor& ids, const Handle& weight, const at::Tensor& anchor);
 
-// sink [M, N] += a^T b,  a [T, M], b [T, N]: the weight gradient.  The sum is formed in the sink's dtype (fp32 for bf16
-// operands) and in an order that is a function of the shapes alone.
+// sink [M, N] += a^T b,  a [T, M], b [T, N]: the weight gradient.  The sum is formed in the sink's dtype
+// (fp32 for bf16 operands) and in an order that is a function of the shapes alone.
 void add_outer(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace titanium

@@ -27,7 +27,7 @@ HeadStats linear_logprob(const at::Tensor& x, const Handle& weight, const at::Te
 
 // The head of a loss that is linear in the log-probs and whose weights are known beforehand (SFT):
 //   loss = -sum_t weights[t] log p(labels[t]),  a scalar in the statistics' dtype, summed in fp64;
-// logprob is that of linear_logprob, for reports, and carries no gradient.  One visit of the vocabulary forms
+// logprob is that of linear_logprob, for reports, and carries no gradient.  The call forms
 // the loss, its gradient by x and the gradient of the head, which is added to the handle in this call, not in
 // backward.  So the loss must be summed into the objective as it is (design D4: all scale lives in
 // `weights`): backward refuses, as a Bug, any incoming gradient but 1.  Without grad mode only the values are

@@ -3,8 +3,8 @@
 
 namespace titanium {
 
-// x [..., D], weight [D] -> x / sqrt(mean(x^2) + eps) * weight, statistics in fp32 (fp64 for fp64), result in x's dtype.
-// Zhang and Sennrich, "Root mean square layer normalization", 2019.
+// x [..., D], weight [D] -> x / sqrt(mean(x^2) + eps) * weight, statistics in fp32 (fp64 for fp64), result in
+// x's dtype. Zhang and Sennrich, "Root mean square layer normalization", 2019.
 at::Tensor rms_norm(const at::Tensor& x, const Handle& weight, double eps);
 
 // linear(rms_norm(x)) as one op that keeps x [T, D] and one number a row, and normalises again in backward.

@@ -72,7 +72,7 @@ bool brgemm_works(bool vnni) {
 #ifdef TITANIUM_AMX
 // The matrix unit of Sapphire Rapids and later ("Intel 64 and IA-32 Architectures Optimization Reference
 // Manual", chapter 20): eight registers of 16 rows of 64 bytes.  Four of them hold a 32 x 32 block of C, two
-// A and two B.  It does twice what brgemm does for tiles as small as ours.
+// A and two B.  Unlike brgemm it compiles nothing at run time for a new shape.
 #define TITANIUM_AMX_CODE __attribute__((target("amx-tile,amx-bf16")))
 
 struct alignas(64) AmxConfig {
@@ -167,6 +167,11 @@ bool has_bf16_tiles() {
   return works;
 }
 
+bool has_fp32_tiles() {
+  static const bool works = brgemm_works<float>(false);
+  return works;
+}
+
 void tile_gemm(int m, int n, int k, const at::BFloat16* a, const at::BFloat16* b, float* c, bool add) {
   if (has_amx()) {
     amx_gemm(m, n, k, a, b, c, add);
@@ -176,8 +181,7 @@ void tile_gemm(int m, int n, int k, const at::BFloat16* a, const at::BFloat16* b
 }
 
 void tile_gemm(int m, int n, int k, const float* a, const float* b, float* c, bool add) {
-  static const bool works = brgemm_works<float>(false);
-  if (works) {
+  if (has_fp32_tiles()) {
     at::native::cpublas::brgemm(m, n, k, k, n, n, add, a, b, c, false);
   } else {
     loops_fp32(m, n, k, a, b, c, add);
@@ -189,11 +193,9 @@ void tile_gemm(int m, int n, int k, const double* a, const double* b, double* c,
 }
 
 void release_tiles() {
-  if (has_amx()) {
-    amx_release();
-  } else if (has_bf16_tiles()) {
-    at::native::cpublas::brgemm_release(true);
-  }
+  // Both: brgemm remembers what it set up, and would go on without setting it up again.
+  amx_release();
+  if (has_bf16_tiles()) at::native::cpublas::brgemm_release(true);
 }
 
 }  // namespace titanium

@@ -1,0 +1,289 @@
+#include "titanium/ops/head.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <type_traits>
+
+#include "titanium/ops/gemm.h"
+#include "titanium/ops/graph.h"
+#include "titanium/ops/head_rows.h"
+#include "titanium/ops/products.h"
+
+namespace titanium {
+namespace {
+
+constexpr int64_t kGroup = 1024;  // rows of the weight visited at once; a multiple of kMaxRightColumns
+
+template <typename S, typename P>
+class Group {
+ public:
+  // Rows [first, first + count) of the weight, as columns of B.
+  Group(const at::Tensor& weight, int64_t first)
+      : first(first),
+        count(std::min(kGroup, weight.size(0) - first)),
+        part(weight.narrow(0, first, count)),
+        columns(weight.size(1), count),
+        stride(columns.blocks * columns.block) {
+    for_blocks(columns.blocks, [&](int64_t n) { columns.fill_transposed(n, Rows<S>(part)); });
+  }
+
+  // tile [kLeftRows, stride] = the logits of block m of the rows.
+  void logits(const Left<P>& x, int64_t m, Wide<P>* tile) const {
+    for (int64_t n = 0; n < columns.blocks; ++n)
+      multiply(x, m, columns, n, tile + n * columns.block, stride, false);
+  }
+
+  int64_t first, count;
+  at::Tensor part;  // [count, D]
+  Right<P> columns;
+  int64_t stride;
+};
+
+// for_blocks for tasks that need room for a tile of logits.
+template <typename A, typename Task>
+void for_tiles(int64_t count, const Task& task) {
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    const at::Tensor room = at::empty({kLeftRows * kGroup}, at::dtype(c10::CppTypeToScalarType<A>::value));
+    for (int64_t i = begin; i < end; ++i) task(i, room.mutable_data_ptr<A>());
+    release_tiles();
+  });
+}
+
+template <typename A>
+const A* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<A>() : nullptr;
+}
+
+template <typename S, typename P>
+HeadValues forward(const HeadRows& rows, const at::Tensor& weight, bool moments) {
+  using A = Wide<P>;
+  const int64_t R = rows.x.size(0), V = weight.size(0);
+  const Left<P> x{Rows<S>(rows.x)};
+  const A* temperature = data_or_null<A>(rows.temperature);
+  const int64_t* label = rows.labels.const_data_ptr<int64_t>();
+  std::vector<RowSums> sums(R);
+  for (int64_t first = 0; first < V; first += kGroup) {
+    const Group<S, P> group(weight, first);
+    for_tiles<A>(x.blocks(), [&](int64_t m, A* tile) {
+      group.logits(x, m, tile);
+      for (int64_t i = 0; i < x.rows(m); ++i) {
+        const int64_t r = m * kLeftRows + i, at = label[r] - first;
+        const A scale = temperature == nullptr ? A(1) : A(1) / temperature[r];
+        const A* z = tile + i * group.stride;
+        add_logits(z, group.count, scale, moments, &sums[r]);
+        if (label[r] >= 0 && at >= 0 && at < group.count) sums[r].target = z[at] * scale;
+      }
+    });
+  }
+
+  const auto options = rows.x.options().dtype(statistics_dtype(rows.x.scalar_type()));
+  HeadValues out{at::empty({R}, options), at::empty({R}, options), {}, {}};
+  if (moments) {
+    out.entropy = at::empty({R}, options);
+    out.sum_pi_squared = at::empty({R}, options);
+  }
+  for (int64_t r = 0; r < R; ++r) {
+    const RowSums& s = sums[r];
+    const double lse = s.max + std::log(s.sum);
+    out.lse.mutable_data_ptr<A>()[r] = static_cast<A>(lse);
+    out.logprob.mutable_data_ptr<A>()[r] = label[r] < 0 ? A(0) : static_cast<A>(s.target - lse);
+    if (!moments) continue;
+    out.entropy.mutable_data_ptr<A>()[r] = static_cast<A>(std::log(s.sum) - s.weighted / s.sum);
+    out.sum_pi_squared.mutable_data_ptr<A>()[r] = static_cast<A>(s.squares / (s.sum * s.sum));
+  }
+  return out;
+}
+
+// The gradient by a row's logits z, of which p = softmax(z / T), is by the chain rule
+//   1/T p_v (-gl - ge (log p_v + H) + 2 gq (p_v - Q)) + 1/T gl [v = label],
+// gl, ge, gq the gradients by log p(label), entropy H and sum of squares Q.
+template <typename A>
+struct RowCoefficients {
+  std::vector<RowGradient<A>> rows;
+  std::vector<A> at_label;
+
+  RowCoefficients(const HeadRows& head, const HeadValues& values, const HeadGradients& g)
+      : rows(head.x.size(0)), at_label(head.x.size(0)) {
+    const A *temperature = data_or_null<A>(head.temperature), *lse = values.lse.const_data_ptr<A>();
+    const A *gl = data_or_null<A>(g.logprob), *ge = data_or_null<A>(g.entropy),
+            *gq = data_or_null<A>(g.sum_pi_squared);
+    const A *H = data_or_null<A>(values.entropy), *Q = data_or_null<A>(values.sum_pi_squared);
+    const int64_t* label = head.labels.const_data_ptr<int64_t>();
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const A scale = temperature == nullptr ? A(1) : A(1) / temperature[r];
+      const A by_label = gl == nullptr || label[r] < 0 ? A(0) : gl[r];
+      RowGradient<A> row{scale, lse[r], -scale * by_label, 0, 0};
+      if (ge != nullptr) {
+        row.constant -= scale * ge[r] * H[r];
+        row.by_logp = -scale * ge[r];
+      }
+      if (gq != nullptr) {
+        row.constant -= 2 * scale * gq[r] * Q[r];
+        row.by_p = 2 * scale * gq[r];
+      }
+      rows[r] = row;
+      at_label[r] = scale * by_label;
+    }
+  }
+};
+
+// One backward pass, run when the sink is at hand or else without it.
+template <typename S, typename P>
+class Backward {
+ public:
+  using A = Wide<P>;
+
+  Backward(const HeadRows& rows, const HeadValues& values, const HeadGradients& gradients)
+      : rows_(rows), coefficients_(rows, values, gradients) {}
+
+  void receive(const at::Tensor& sink) {
+    require(sink.dim() == 2 && sink.stride(1) == 1, "head", "the sink is [V, D] by rows", sink, {});
+    if (weight.defined()) {
+      run(sink, false);
+    } else {
+      add_kept(sink);
+    }
+  }
+
+  // Forms dx and the gradient by the logits of each group, which goes to the sink, or is kept for later, or
+  // neither.
+  void run(const at::Tensor& sink, bool keep) {
+    const int64_t R = rows_.x.size(0), D = rows_.x.size(1), V = weight.size(0), padded = round_up(R, 16);
+    const Left<P> x{Rows<S>(rows_.x)};
+    std::unique_ptr<Right<P>> x_rows = sink.defined() ? packed_x() : nullptr;
+    at::Tensor sums;  // [padded, D rounded up]
+    for (int64_t first = 0; first < V; first += kGroup) {
+      const Group<S, P> group(weight, first);
+      Right<P> w_rows(group.count, D);
+      for_blocks(w_rows.blocks, [&](int64_t n) { w_rows.fill(n, Rows<S>(group.part)); });
+      const int64_t width = w_rows.blocks * w_rows.block;
+      if (!sums.defined()) sums = at::empty({padded, width}, at::dtype(c10::CppTypeToScalarType<A>::value));
+      A* dx = sums.mutable_data_ptr<A>();
+      const at::Tensor dz = at::empty({padded, w_rows.depth}, at::dtype(c10::CppTypeToScalarType<P>::value));
+      P* to = dz.mutable_data_ptr<P>();
+      const Left<P> left{Rows<P>(to, padded, w_rows.depth, w_rows.depth)};
+      for_tiles<A>(x.blocks(), [&](int64_t m, A* tile) {
+        group.logits(x, m, tile);
+        form(group, m, x.rows(m), tile, to, w_rows.depth);
+        for (int64_t r = m * kLeftRows + x.rows(m); r < m * kLeftRows + x.padded_rows(m); ++r)
+          std::fill_n(to + r * w_rows.depth, w_rows.depth, P(0));
+        for (int64_t n = 0; n < w_rows.blocks; ++n)
+          multiply(left, m, w_rows, n, dx + m * kLeftRows * width + n * w_rows.block, width, first > 0);
+      });
+      if (sink.defined()) add(dz, first, group.count, *x_rows, sink);
+      if (keep) kept_.push_back(dz);
+    }
+    finish(sums);
+    if (!keep) rows_ = {};
+  }
+
+  at::Tensor weight;  // while it is valid
+  at::Tensor dx;      // [R, D]
+
+ private:
+  void add_kept(const at::Tensor& sink) {
+    const std::unique_ptr<Right<P>> x_rows = packed_x();
+    for (size_t i = 0; i < kept_.size(); ++i) {
+      const int64_t first = static_cast<int64_t>(i) * kGroup;
+      add(kept_[i], first, std::min(kGroup, sink.size(0) - first), *x_rows, sink);
+    }
+    kept_.clear();
+  }
+
+  std::unique_ptr<Right<P>> packed_x() const {
+    auto right = std::make_unique<Right<P>>(rows_.x.size(0), rows_.x.size(1));
+    for_blocks(right->blocks, [&](int64_t n) { right->fill(n, Rows<S>(rows_.x)); });
+    return right;
+  }
+
+  void form(const Group<S, P>& group, int64_t m, int64_t count, A* tile, P* to, int64_t stride) const {
+    const int64_t* label = rows_.labels.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t r = m * kLeftRows + i, at = label[r] - group.first;
+      A* z = tile + i * group.stride;
+      logit_gradients(z, group.count, coefficients_.rows[r]);
+      if (label[r] >= 0 && at >= 0 && at < group.count) z[at] += coefficients_.at_label[r];
+      narrow_row(z, group.count, stride, to + r * stride);
+    }
+  }
+
+  // sink [first, first + count) += dz^T x.
+  static void add(const at::Tensor& dz, int64_t first, int64_t count, const Right<P>& x_rows,
+                  const at::Tensor& sink) {
+    Left<P> left(x_rows.K, count);
+    for_blocks(left.blocks(), [&](int64_t m) {
+      left.fill_transposed(m, Rows<P>(dz.const_data_ptr<P>(), x_rows.K, count, dz.stride(0)));
+    });
+    add_product(left, x_rows, sink.mutable_data_ptr<A>() + first * sink.stride(0), sink.stride(0));
+  }
+
+  void finish(const at::Tensor& sums) {
+    dx = sums.narrow(0, 0, rows_.x.size(0))
+             .narrow(1, 0, rows_.x.size(1))
+             .to(rows_.x.scalar_type())
+             .contiguous();
+  }
+
+  HeadRows rows_;
+  RowCoefficients<A> coefficients_;
+  std::vector<at::Tensor> kept_;  // of each group, [R rounded up, count rounded up]
+};
+
+template <typename S, typename P>
+at::Tensor backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
+                    const HeadGradients& gradients) {
+  const auto pass = std::make_shared<Backward<S, P>>(rows, values, gradients);
+  pass->weight = by_rows(weight.value());
+  weight.accumulate([pass](const at::Tensor& sink) { pass->receive(sink); });
+  if (!pass->dx.defined()) pass->run({}, weight.trainable());
+  pass->weight.reset();  // a deferred gradient must not hold it
+  return pass->dx;
+}
+
+}  // namespace
+
+HeadValues head_forward(const HeadRows& rows, const at::Tensor& weight, bool moments) {
+  const at::Tensor w = by_rows(weight);
+  HeadValues out;
+  for_block_type(rows.x.scalar_type(), [&](auto stored, auto block) {
+    out = forward<decltype(stored), decltype(block)>(rows, w, moments);
+  });
+  return out;
+}
+
+at::Tensor head_backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
+                         const HeadGradients& gradients) {
+  at::Tensor dx;
+  for_block_type(rows.x.scalar_type(), [&](auto stored, auto block) {
+    dx = backward<decltype(stored), decltype(block)>(rows, weight, values, gradients);
+  });
+  return dx;
+}
+
+at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight) {
+  if (x.scalar_type() != at::kBFloat16) return at::mm(x, weight.t());
+  if (x.size(0) <= 4) return few_dots(x, weight);
+  const at::Tensor w = by_rows(weight), from = by_rows(x);
+  const int64_t V = w.size(0);
+  const at::Tensor out = at::empty({x.size(0), V}, at::dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  for_block_type(at::kBFloat16, [&](auto stored, auto block) {
+    using S = decltype(stored);
+    using P = decltype(block);
+    if constexpr (std::is_same_v<Wide<P>, float>) {
+      const Left<P> left{Rows<S>(from)};
+      for (int64_t first = 0; first < V; first += kGroup) {
+        const Group<S, P> group(w, first);
+        for_tiles<float>(left.blocks(), [&](int64_t m, float* tile) {
+          group.logits(left, m, tile);
+          for (int64_t i = 0; i < left.rows(m); ++i)
+            std::copy_n(tile + i * group.stride, group.count, to + (m * kLeftRows + i) * V + first);
+        });
+      }
+    }
+  });
+  return out;
+}
+
+}  // namespace titanium

@@ -1,0 +1,39 @@
+// The fused head on plain tensors, without autograd (linear_logprob.h has the ops).  The vocabulary is
+// visited by groups of rows of the weight; a group's logits exist for one block of tokens at a time, so
+// neither pass holds [T, V]. R rows, D width, V vocabulary.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "titanium/ops/handle.h"
+
+namespace titanium {
+
+struct HeadRows {
+  at::Tensor x;            // [R, D], contiguous
+  at::Tensor labels;       // [R] int64, negative = none
+  at::Tensor temperature;  // [R] in the statistics' dtype, or undefined for 1
+};
+
+// [R] each, in the statistics' dtype; entropy and sum_pi_squared are undefined unless asked for.
+struct HeadValues {
+  at::Tensor lse, logprob, entropy, sum_pi_squared;
+};
+
+HeadValues head_forward(const HeadRows& rows, const at::Tensor& weight, bool moments);
+
+// Gradients by the outputs, [R] in the statistics' dtype, undefined = none.
+struct HeadGradients {
+  at::Tensor logprob, entropy, sum_pi_squared;
+};
+
+// Returns the gradient by rows.x [R, D] and accumulates that of the weight.  A handle that adds at once gets
+// it in the same visit of the vocabulary; one that defers it keeps the gradient by the logits, [R, V] in x's
+// dtype, until then.
+at::Tensor head_backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
+                         const HeadGradients& gradients);
+
+// x [T, D], weight [V, D] -> [T, V] in the statistics' dtype.
+at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight);
+
+}  // namespace titanium

@@ -1,0 +1,168 @@
+#include "titanium/ops/products.h"
+
+#include <ATen/ATen.h>
+
+#include "titanium/ops/gemm.h"
+#include "titanium/ops/graph.h"
+#include "titanium/ops/linear.h"
+
+namespace titanium {
+namespace {
+
+constexpr int64_t kFewRows = 4;  // up to here a pass over w as it lies beats packing it
+
+// out [width] = sums (+ bias) (+ residual), each rounded once.
+template <typename S>
+TITANIUM_INLINE void finish_rows(int64_t rows, int64_t width, const float* sums, int64_t stride,
+                                 const S* bias, const S* residual, int64_t residual_stride, S* out,
+                                 int64_t out_stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = sums + r * stride;
+    const S* more = residual == nullptr ? nullptr : residual + r * residual_stride;
+    S* to = out + r * out_stride;
+    int64_t i = 0;
+    for (; i + 16 <= width; i += 16) {
+      Vector<float> v = load(from + i);
+      if (bias != nullptr) v += load_wide(bias + i);
+      if (more != nullptr) v += load_wide(more + i);
+      store_narrow(to + i, v);
+    }
+    for (; i < width; ++i) {
+      float v = from[i];
+      if (bias != nullptr) v += static_cast<float>(bias[i]);
+      if (more != nullptr) v += static_cast<float>(more[i]);
+      to[i] = static_cast<S>(v);
+    }
+  }
+}
+TITANIUM_CLONES void finish(int64_t rows, int64_t width, const float* sums, int64_t stride,
+                            const at::BFloat16* bias, const at::BFloat16* residual, int64_t residual_stride,
+                            at::BFloat16* out, int64_t out_stride) {
+  finish_rows(rows, width, sums, stride, bias, residual, residual_stride, out, out_stride);
+}
+
+using Half = at::BFloat16;
+
+// out[o] = the dot product of x [width] and row o of w, for rows [first, last) of w.
+TITANIUM_CLONES void dot_rows(int64_t first, int64_t last, int64_t width, const Half* x, const Half* w,
+                              int64_t stride, float* out) {
+  for (int64_t o = first; o < last; ++o) {
+    const Half* row = w + o * stride;
+    Vector<float> sum[2] = {};
+    int64_t i = 0;
+    for (; i + 32 <= width; i += 32) {
+      sum[0] += load_wide(x + i) * load_wide(row + i);
+      sum[1] += load_wide(x + i + 16) * load_wide(row + i + 16);
+    }
+    float total = 0;
+    for (; i < width; ++i) total += static_cast<float>(x[i]) * static_cast<float>(row[i]);
+    const Vector<float> both = sum[0] + sum[1];
+    for (int lane = 0; lane < 16; ++lane) total += both[lane];
+    out[o] = total;
+  }
+}
+
+const Half* half_data(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<Half>() : nullptr;
+}
+
+template <typename P>
+at::Tensor finish_product(const Left<P>& left, const Right<P>& right, const at::Tensor& bias,
+                          const at::Tensor& residual) {
+  const at::Tensor out = at::empty({left.M, right.N}, at::dtype(at::kBFloat16));
+  Half* to = out.mutable_data_ptr<Half>();
+  const Half *b = half_data(bias), *r = half_data(residual);
+  const int64_t r_stride = residual.defined() ? residual.stride(0) : 0;
+  for_blocks(right.blocks * left.blocks(), [&](int64_t i) {
+    alignas(64) float tile[kLeftRows * kMaxRightColumns];
+    const int64_t n = i / left.blocks(), m = i % left.blocks(), row = m * kLeftRows, column = n * right.block;
+    multiply(left, m, right, n, tile, right.block, false);
+    finish(left.rows(m), right.columns(n), tile, right.block, b == nullptr ? b : b + column,
+           r == nullptr ? r : r + row * r_stride + column, r_stride, to + row * right.N + column, right.N);
+  });
+  return out;
+}
+
+// Runs run(P{}) with what blocks of bf16 hold here.
+template <typename Run>
+auto with_blocks(const Run& run) {
+  return has_bf16_tiles() ? run(Half()) : run(float());
+}
+
+}  // namespace
+
+at::Tensor few_dots(const at::Tensor& x, const at::Tensor& w) {
+  const at::Tensor a = by_rows(x), b = by_rows(w);
+  const int64_t T = a.size(0), O = b.size(0);
+  const at::Tensor out = at::empty({T, O}, at::dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, O, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = 0; t < T; ++t)
+      dot_rows(begin, end, b.size(1), a.const_data_ptr<Half>() + t * a.stride(0), b.const_data_ptr<Half>(),
+               b.stride(0), to + t * O);
+  });
+  return out;
+}
+
+at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                            const at::Tensor& residual) {
+  if (x.scalar_type() != at::kBFloat16) {
+    at::Tensor start = residual.defined() && bias.defined() ? residual + bias
+                       : residual.defined()                 ? residual
+                                                            : bias;
+    return start.defined() ? at::addmm(start, x, w.t()) : at::mm(x, w.t());
+  }
+  const at::Tensor a = by_rows(x), b = by_rows(w), more = residual.defined() ? by_rows(residual) : residual;
+  const at::Tensor offset = bias.defined() ? bias.contiguous() : bias;
+  if (a.size(0) <= kFewRows) {
+    const at::Tensor sums = few_dots(a, b), out = at::empty(sums.sizes(), a.options());
+    finish(a.size(0), b.size(0), sums.const_data_ptr<float>(), b.size(0), half_data(offset), half_data(more),
+           more.defined() ? more.stride(0) : 0, out.mutable_data_ptr<Half>(), b.size(0));
+    return out;
+  }
+  return with_blocks([&](auto zero) {
+    using P = decltype(zero);
+    const Left<P> left{Rows<Half>(a)};
+    Right<P> right(b.size(1), b.size(0));
+    for_blocks(right.blocks, [&](int64_t n) { right.fill_transposed(n, Rows<Half>(b)); });
+    return finish_product(left, right, offset, more);
+  });
+}
+
+at::Tensor times(const at::Tensor& g, const at::Tensor& w) {
+  if (g.scalar_type() != at::kBFloat16) return at::mm(g, w);
+  const at::Tensor a = by_rows(g), b = by_rows(w);
+  return with_blocks([&](auto zero) {
+    using P = decltype(zero);
+    const Left<P> left{Rows<Half>(a)};
+    Right<P> right(b.size(0), b.size(1));
+    for_blocks(right.blocks, [&](int64_t n) { right.fill(n, Rows<Half>(b)); });
+    return finish_product(left, right, {}, {});
+  });
+}
+
+void add_outer(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b) {
+  require(a.dim() == 2 && b.dim() == 2 && a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(),
+          "add_outer", "a is [T, M], b is [T, N], of one dtype", a, b);
+  require(sink.dim() == 2 && sink.size(0) == a.size(1) && sink.size(1) == b.size(1) && sink.stride(1) == 1 &&
+              sink.scalar_type() == statistics_dtype(a.scalar_type()),
+          "add_outer", "the sink is [M, N] by rows, in fp32 (fp64 for fp64)", sink, a);
+  // Not by MKL, whose order of summation depends on the number of threads.
+  const at::Tensor by_a = by_rows(a), by_b = by_rows(b);
+  for_block_type(a.scalar_type(), [&](auto stored, auto block) {
+    using S = decltype(stored);
+    using P = decltype(block);
+    Left<P> left(by_a.size(0), by_a.size(1));
+    Right<P> right(by_b.size(0), by_b.size(1));
+    for_blocks(left.blocks() + right.blocks, [&](int64_t i) {
+      if (i < left.blocks()) {
+        left.fill_transposed(i, Rows<S>(by_a));
+      } else {
+        right.fill(i - left.blocks(), Rows<S>(by_b));
+      }
+    });
+    add_product(left, right, sink.mutable_data_ptr<Wide<P>>(), sink.stride(0));
+  });
+}
+
+}  // namespace titanium

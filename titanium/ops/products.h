@@ -1,0 +1,19 @@
+// The three products of a linear layer: by blocks of our own for bf16 (gemm.h), by ATen for fp32 and fp64.
+// The third, the weight gradient, is add_outer in linear.h.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace titanium {
+
+// x [T, I], w [O, I] -> x w^T (+ bias [O]) (+ residual [T, O])  [T, O].  Rounded once, at the end.
+at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias = {},
+                            const at::Tensor& residual = {});
+
+// g [T, O], w [O, I] -> g w  [T, I].
+at::Tensor times(const at::Tensor& g, const at::Tensor& w);
+
+// x [T, I], w [O, I], bf16 -> x w^T  [T, O] in fp32, not rounded to bf16; fast for the few rows of a decoding
+// step.
+at::Tensor few_dots(const at::Tensor& x, const at::Tensor& w);
+
+}  // namespace titanium
