@@ -15,17 +15,35 @@ namespace {
 constexpr int64_t kBlock = 1 << 14;  // elements summed by one thread at a time: part of the order of the sum
 constexpr size_t kNamed = 5;
 
-template <typename T>
-double unit_sum(const T* x, int64_t n) {
-  std::vector<double> sums((n + kBlock - 1) / kBlock);
-  at::parallel_for(0, static_cast<int64_t>(sums.size()), 1, [&](int64_t from, int64_t to) {
-    for (int64_t b = from; b < to; ++b) {
-      sums[b] = sum_of_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
+// The sums of squares of all blocks of all units, in order: one parallel region, not one a unit.
+std::vector<double> block_sums(const ParamStore& store) {
+  struct Block {
+    const void* x;
+    int64_t n;
+    bool wide;
+  };
+  std::vector<Block> blocks;
+  for (const auto& unit : store.units()) {
+    const at::Tensor grad = unit->grad_shard();
+    if (!grad.defined()) continue;
+    if (grad.scalar_type() != at::kFloat && grad.scalar_type() != at::kDouble) {
+      throw Bug("unit '{}': gradients in {}", unit->name(), c10::toString(grad.scalar_type()));
+    }
+    const auto* data = static_cast<const char*>(grad.const_data_ptr());
+    for (int64_t at = 0; at < grad.numel(); at += kBlock) {
+      blocks.push_back({data + at * static_cast<int64_t>(grad.element_size()),
+                        std::min(kBlock, grad.numel() - at), grad.scalar_type() == at::kDouble});
+    }
+  }
+  std::vector<double> sums(blocks.size());
+  at::parallel_for(0, static_cast<int64_t>(blocks.size()), 2, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      const Block& b = blocks[i];
+      sums[i] = b.wide ? sum_of_squares(static_cast<const double*>(b.x), b.n)
+                       : sum_of_squares(static_cast<const float*>(b.x), b.n);
     }
   });
-  double sum = 0;
-  for (double s : sums) sum += s;
-  return sum;
+  return sums;
 }
 
 template <typename T>
@@ -64,20 +82,7 @@ std::string GradNorm::describe() const {
 
 GradNorm grad_norm(const ParamStore& store) {
   double sum = 0;
-  for (const auto& unit : store.units()) {
-    const at::Tensor grad = unit->grad_shard();
-    if (!grad.defined()) continue;
-    switch (grad.scalar_type()) {
-      case at::kFloat:
-        sum += unit_sum(grad.const_data_ptr<float>(), grad.numel());
-        break;
-      case at::kDouble:
-        sum += unit_sum(grad.const_data_ptr<double>(), grad.numel());
-        break;
-      default:
-        throw Bug("unit '{}': gradients in {}", unit->name(), c10::toString(grad.scalar_type()));
-    }
-  }
+  for (double s : block_sums(store)) sum += s;
   GradNorm norm;
   norm.value = std::sqrt(store.replicas().sum(sum));
   if (!norm.finite()) norm.bad = bad_gradients(store);

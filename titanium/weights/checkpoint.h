@@ -21,15 +21,15 @@
 namespace titanium {
 
 struct CheckpointOptions {
-  std::filesystem::path folder;  // holds the step-<n> folders; made when missing
-  int64_t keep_latest_k = 10;    // complete checkpoints to keep, the new one included; 0: all
-  bool async = true;             // save() returns at once and a thread writes
+  std::filesystem::path folder = {};  // holds the step-<n> folders; made when missing
+  int64_t keep_latest_k = 10;         // complete checkpoints to keep, the new one included; 0: all
+  bool async = true;                  // save() returns at once and a thread writes
   // What copies of not yet written units may take while a save is pending; above it an update waits for the
   // disk.
   uint64_t snapshot_bytes = UINT64_MAX;
   // Called by the writing thread before each stage of a save: "files", "unit <name>", "manifest", "complete",
   // "rename", "prune".
-  std::function<void(std::string_view stage)> on_stage;
+  std::function<void(std::string_view stage)> on_stage = {};
 };
 
 struct CheckpointInfo {

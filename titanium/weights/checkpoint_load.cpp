@@ -189,10 +189,10 @@ class Loader {
                           fmt::join(weight.shape(), ", "));
     }
     if (saved.dtype != dtype) {
-      throw BadCheckpoint("{}: '{}' of the weight '{}' was saved as {}, this run keeps it as {} ([{}])",
+      throw BadCheckpoint("{}: '{}' of the weight '{}' was saved as {}, this run keeps it as {} ({})",
                           files_.path(saved.file), saved.state, weight.name(), torch_name(saved.dtype),
                           torch_name(dtype),
-                          saved.state == kMaster ? "training] dtype" : "optimizer] state_dtype");
+                          saved.state == kMaster ? "[training] dtype" : "[optimizer] state_dtype");
     }
   }
 

@@ -11,9 +11,9 @@
 namespace titanium {
 
 struct HfExportOptions {
-  std::optional<Dtype> dtype;  // F32, BF16, F16, F64; empty: as the masters are
-  std::filesystem::path
-      tokenizer_from;  // a folder whose tokenizer, chat template and generation files are copied; empty: none
+  std::optional<Dtype> dtype = {};  // F32, BF16, F16, F64; empty: as the masters are
+  // A folder whose tokenizer, chat template and generation files are copied; empty: none.
+  std::filesystem::path tokenizer_from = {};
   uint64_t max_shard_bytes = uint64_t{5} * 1000 * 1000 * 1000;
   bool overwrite = false;  // replace a folder of that name
   bool fsync = true;

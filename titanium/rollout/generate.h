@@ -1,0 +1,29 @@
+// Decoding with a KV cache, on the blocks that train.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "titanium/models/kv_cache.h"
+#include "titanium/models/model.h"
+#include "titanium/rollout/sampling.h"
+#include "titanium/shard/param_store.h"
+
+namespace titanium {
+
+struct Generated {
+  std::vector<int64_t> ids;  // new tokens, a stop token included
+  bool stopped = false;      // by a stop token; else by max_new_tokens
+};
+
+// Called for every new token, as soon as it is known.
+using OnToken = std::function<void(size_t prompt, int64_t id)>;
+
+// All prompts at once, a sequence leaving the batch when it ends.  The draws of prompt i are a function of
+// (seed, i, position) alone: batching does not change them.  BadData: no prompt, an empty one, or an id
+// outside the vocabulary.
+std::vector<Generated> generate(const Model& model, ParamStore& store,
+                                const std::vector<std::vector<int64_t>>& prompts,
+                                const SamplingOptions& options, const OnToken& on_token = nullptr);
+
+}  // namespace titanium
