@@ -15,7 +15,7 @@
 #include "titanium/schedule/build.h"
 #include "titanium/schedule/check.h"
 #include "titanium/schedule/passes/passes.h"
-#include "titanium/schedule/passes/steps.h"
+#include "titanium/schedule/passes/runs.h"
 #include "titanium/schedule/print.h"
 #include "titanium/schedule/testing.h"
 
@@ -100,11 +100,11 @@ TEST(MakePlan, GatherStartsNoEarlierThanThePrefetch) {
     PlanCase c = random_case(seed);
     c.options.disabled_passes.clear();
     const Plan plan = make_plan(c.task, c.options);
-    const std::vector<Step> work = steps(plan);
+    const std::vector<BlockRun> work = block_runs(plan);
     // Steps begun before an index of the plan.
     const auto step_at = [&](size_t i) {
       return std::upper_bound(work.begin(), work.end(), i,
-                              [](size_t v, const Step& s) { return v < s.first; }) -
+                              [](size_t v, const BlockRun& s) { return v < s.first; }) -
              work.begin();
     };
     std::map<int32_t, size_t> started;
@@ -127,7 +127,7 @@ TEST(MakePlan, GathersNoMoreThanThePrefetchWindow) {
     if (c.options.reshard_after_forward == Reshard::kNever) continue;
     c.options.disabled_passes.clear();
     const Plan plan = make_plan(c.task, c.options);
-    const std::vector<Step> work = steps(plan);
+    const std::vector<BlockRun> work = block_runs(plan);
     std::set<int32_t> gathered;
     size_t next = 0;
     for (size_t i = 0; i < plan.size(); ++i) {

@@ -1,5 +1,5 @@
 #include "titanium/schedule/passes/passes.h"
-#include "titanium/schedule/passes/steps.h"
+#include "titanium/schedule/passes/runs.h"
 
 namespace titanium {
 namespace {
@@ -13,7 +13,7 @@ constexpr size_t kWorthwhileSteps = 4;
 Plan add_offload(const Plan& plan, const PlanTask& task, const PlanOptions& options) {
   if (options.offload_every == 0) return plan;
   const std::vector<bool> chosen = every_nth(task.part, options.offload_every);
-  const std::vector<Step> work = steps(plan);
+  const std::vector<BlockRun> work = block_runs(plan);
   const size_t blocks = task.part.blocks.size();
 
   // leaves[s]: step s is a forward whose saved bytes leave; returns[s]: step s is where they are wanted

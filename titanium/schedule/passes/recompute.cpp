@@ -1,5 +1,5 @@
 #include "titanium/schedule/passes/passes.h"
-#include "titanium/schedule/passes/steps.h"
+#include "titanium/schedule/passes/runs.h"
 
 namespace titanium {
 

@@ -1,11 +1,11 @@
 #include "titanium/schedule/passes/passes.h"
-#include "titanium/schedule/passes/steps.h"
+#include "titanium/schedule/passes/runs.h"
 
 namespace titanium {
 namespace {
 
 // used_again[s][k]: the next step after s that uses the k-th unit of its block, or the number of steps.
-std::vector<std::vector<size_t>> next_uses(const std::vector<Step>& work, const ModelPart& part) {
+std::vector<std::vector<size_t>> next_uses(const std::vector<BlockRun>& work, const ModelPart& part) {
   std::vector<std::vector<size_t>> used_again(work.size());
   std::vector<size_t> next(part.units.size(), work.size());
   for (size_t s = work.size(); s-- > 0;) {
@@ -20,7 +20,7 @@ std::vector<std::vector<size_t>> next_uses(const std::vector<Step>& work, const 
 
 Plan add_unshard(const Plan& plan, const PlanTask& task, const PlanOptions& options) {
   const ModelPart& part = task.part;
-  const std::vector<Step> work = steps(plan);
+  const std::vector<BlockRun> work = block_runs(plan);
   const auto used_again = next_uses(work, part);
   const auto ahead = static_cast<size_t>(options.prefetch);
 

@@ -1,9 +1,9 @@
-#include "titanium/schedule/passes/steps.h"
+#include "titanium/schedule/passes/runs.h"
 
 namespace titanium {
 
-std::vector<Step> steps(const Plan& plan) {
-  std::vector<Step> result;
+std::vector<BlockRun> block_runs(const Plan& plan) {
+  std::vector<BlockRun> result;
   bool open = false;
   for (size_t i = 0; i < plan.size(); ++i) {
     const Action& action = plan[i];
