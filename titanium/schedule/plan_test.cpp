@@ -22,7 +22,7 @@
 namespace titanium {
 namespace {
 
-constexpr uint64_t kRandomCases = 10000;
+constexpr uint64_t kRandomCases = 5000;
 
 // Every file of tests/plans: its head says what to plan, the rest is the plan.  With TITANIUM_WRITE_PLANS set
 // the files are written anew, to be read as a diff.
