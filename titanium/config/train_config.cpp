@@ -53,9 +53,9 @@ void set(const Field& field, FieldValue value, const Place& place, const std::st
 
 // --- TOML ---
 
-std::string given_text(const toml::node& node) {
+std::string given_text(const toml::node& node, const GuardedToml& toml) {
   constexpr size_t kLongest = 80;
-  if (const auto* text = node.as_string()) return toml_text(text->get());
+  if (const auto* text = node.as_string()) return toml_text(toml.restore(text->get()));
   if (node.is_table()) return "a table";
   if (node.is_array()) return "a list";
   std::ostringstream out;
@@ -68,6 +68,7 @@ std::string given_text(const toml::node& node) {
 struct FromToml {
   const toml::node& node;
   const Field& field;
+  const GuardedToml& toml;
 
   std::optional<FieldValue> operator()(const bool*) const {
     const auto* value = node.as_boolean();
@@ -83,7 +84,7 @@ struct FromToml {
     return std::nullopt;
   }
   std::optional<FieldValue> operator()(const std::string*) const {
-    if (const auto* value = node.as_string()) return value->get();
+    if (const auto* value = node.as_string()) return toml.restore(value->get());
     const auto* number = node.as_integer();
     if (number != nullptr && field.check.takes_integer) return std::to_string(number->get());
     return std::nullopt;
@@ -95,13 +96,13 @@ struct FromToml {
   }
   std::optional<FieldValue> operator()(const std::vector<std::string>*) const {
     std::vector<std::string> out;
-    if (const auto* value = node.as_string()) return std::vector<std::string>{value->get()};
+    if (const auto* value = node.as_string()) return std::vector<std::string>{toml.restore(value->get())};
     const auto* list = node.as_array();
     if (list == nullptr) return std::nullopt;
     for (const toml::node& entry : *list) {
       const auto* text = entry.as_string();
       if (text == nullptr) return std::nullopt;
-      out.push_back(text->get());
+      out.push_back(toml.restore(text->get()));
     }
     return out;
   }
@@ -159,28 +160,24 @@ const Field& find_field(const std::vector<Section>& table, const std::string& wh
   refuse_unknown(table, where, section, key);
 }
 
-toml::table parse_toml(std::string_view text, const std::string& source) {
-  if (text.size() > kMostBytes) {
-    throw BadConfig("{}: {} bytes, at most {} allowed", source, text.size(), kMostBytes);
-  }
-  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
-  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-  guard_toml(text, source);
+toml::table parse_toml(const GuardedToml& toml, const std::string& source) {
   try {
-    return toml::parse(text, source);
+    return toml::parse(toml.text(), source);
   } catch (const toml::parse_error& error) {
-    throw BadConfig("{}:{}: not TOML: {}", source, error.source().begin.line, error.description());
+    throw BadConfig("{}:{}: not TOML: {}", source, error.source().begin.line,
+                    toml.restore(error.description()));
   }
 }
 
 class FileReader {
  public:
-  FileReader(const std::vector<Section>& table, std::string source)
-      : table_(table), source_(std::move(source)) {}
+  FileReader(const std::vector<Section>& table, const GuardedToml& toml, std::string source)
+      : table_(table), toml_(toml), source_(std::move(source)) {}
 
-  void read(const toml::table& root) {
+  void read() {
+    const toml::table root = parse_toml(toml_, source_);
     for (const auto& [key, node] : root) {
-      const std::string name(key.str());
+      const std::string name = toml_.restore(key.str());
       if (const toml::table* section = node.as_table()) {
         if (section->empty()) check_section(where(key), name);
         for (const auto& [inner, value] : *section) read_key(name, inner, value);
@@ -203,7 +200,7 @@ class FileReader {
   }
 
   void read_key(const std::string& section, const toml::key& key, const toml::node& node) {
-    const std::string name(key.str());
+    const std::string name = toml_.restore(key.str());
     const Place place{where(key), bracketed(section, name)};
     // A section name with a value in place of a table deserves its own words.
     if (section.empty()) {
@@ -213,8 +210,8 @@ class FileReader {
       }
     }
     const Field& field = find_field(table_, place.where, section, name);
-    const std::string given = given_text(node);
-    const std::optional<FieldValue> value = std::visit(FromToml{node, field}, field.target);
+    const std::string given = given_text(node, toml_);
+    const std::optional<FieldValue> value = std::visit(FromToml{node, field, toml_}, field.target);
     if (!value) refuse(place, given, field.allowed());
     set(field, *value, place, given);
 
@@ -224,6 +221,7 @@ class FileReader {
   }
 
   const std::vector<Section>& table_;
+  const GuardedToml& toml_;
   std::string source_;
   std::map<std::string, std::string> seen_;
 };
@@ -303,7 +301,11 @@ TrainConfig parse_train_config(std::string_view toml, const std::string& source,
                                const std::vector<std::string>& overrides) {
   TrainConfig config;
   const std::vector<Section> table = describe(config);
-  FileReader(table, source).read(parse_toml(toml, source));
+  if (toml.size() > kMostBytes) {
+    throw BadConfig("{}: {} bytes, at most {} allowed", source, toml.size(), kMostBytes);
+  }
+  const GuardedToml guarded(toml, source);
+  FileReader(table, guarded, source).read();
   for (const std::string& argument : overrides) apply_override(table, argument);
   check_together(config);
   return config;
