@@ -4,7 +4,8 @@
 #   titanium_fuzzer(NAME file.cpp LIBS titanium_x ...)              -> libFuzzer program fuzz_NAME (clang)
 add_library(titanium_flags INTERFACE)
 target_include_directories(titanium_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(titanium_flags INTERFACE -fPIC -Wall -Wextra -Werror -Wno-unknown-pragmas -fvisibility=hidden)
+target_compile_options(titanium_flags INTERFACE -fPIC -Wall -Wextra -Werror -Wno-unknown-pragmas -fvisibility=hidden
+  $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # for ccache
 if(TITANIUM_SANITIZE)
   # Function multiversioning resolves through ifuncs that run before a sanitizer is ready.
   target_compile_definitions(titanium_flags INTERFACE TITANIUM_NO_CLONES)
@@ -27,7 +28,7 @@ function(titanium_add_room room)
     return()
   endif()
   if(EXISTS ${CMAKE_SOURCE_DIR}/titanium/${room}/CMakeLists.txt)
-    add_subdirectory(titanium/${room})
+    add_subdirectory(titanium/${room} rooms/${room})  # the name `titanium` in the build folder is the command's
   endif()
 endfunction()
 

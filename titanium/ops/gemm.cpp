@@ -205,8 +205,7 @@ void multiply(const Left<P>& left, int64_t m, const Right<P>& right, int64_t n, 
 template <typename P>
 void add_product(const Left<P>& left, const Right<P>& right, Wide<P>* to, int64_t stride) {
   if (left.depth == 0) return;
-  for_blocks(right.blocks * left.blocks(), [&](int64_t i) {
-    const int64_t n = i / left.blocks(), m = i % left.blocks();
+  for_block_pairs(left, right, [&](int64_t m, int64_t n) {
     Wide<P>* c = to + m * kLeftRows * stride + n * right.block;
     if (left.rows(m) == left.padded_rows(m) && right.columns(n) == right.block) {
       multiply(left, m, right, n, c, stride, true);

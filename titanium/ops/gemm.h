@@ -15,7 +15,8 @@ namespace titanium {
 
 constexpr int64_t kLeftRows = 64;  // rows of A in a block
 constexpr int64_t kMaxRightColumns = 128;
-constexpr int64_t kBlockDepth = 512;  // of K, summed by one call
+constexpr int64_t kHeldBytes = int64_t{1} << 20;  // of B, used again and again
+constexpr int64_t kBlockDepth = 512;              // of K, summed by one call
 
 inline int64_t round_up(int64_t n, int64_t to) {
   return (n + to - 1) / to * to;
@@ -87,6 +88,11 @@ template <typename P>
 void multiply(const Left<P>& left, int64_t m, const Right<P>& right, int64_t n, Wide<P>* c, int64_t stride,
               bool add);
 
+// Runs task(m, n) for every pair of blocks of left and right, over all threads: a few blocks of B, which stay
+// in the cache, against all of A, by rows of C.
+template <typename P, typename Task>
+void for_block_pairs(const Left<P>& left, const Right<P>& right, const Task& task);
+
 // to [left.M, right.N] += left right, over all threads.
 template <typename P>
 void add_product(const Left<P>& left, const Right<P>& right, Wide<P>* to, int64_t stride);
@@ -97,6 +103,17 @@ void for_blocks(int64_t count, const Task& task) {
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) task(i);
     release_tiles();
+  });
+}
+
+template <typename P, typename Task>
+void for_block_pairs(const Left<P>& left, const Right<P>& right, const Task& task) {
+  const int64_t bytes = right.depth * right.block * static_cast<int64_t>(sizeof(P));
+  const int64_t group = std::max<int64_t>(1, kHeldBytes / bytes), M = left.blocks();
+  for_blocks(M * right.blocks, [&](int64_t i) {
+    const int64_t first = i / (group * M) * group, width = std::min(group, right.blocks - first),
+                  j = i - first * M;
+    task(j / width, first + j % width);
   });
 }
 

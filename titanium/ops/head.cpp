@@ -13,23 +13,25 @@
 namespace titanium {
 namespace {
 
+constexpr int64_t kHeldLogits = int64_t{1} << 24;  // logits held at once at most, or those of kLeftRows rows
 constexpr int64_t kGroup = 1024;  // rows of the weight visited at once; a multiple of kMaxRightColumns
 
 template <typename S, typename P>
 class Group {
  public:
-  // Rows [first, first + count) of the weight, as columns of B.
-  Group(const at::Tensor& weight, int64_t first)
+  // Rows [first, first + count) of the weight, as columns of B where `with_columns`: for logits.
+  Group(const at::Tensor& weight, int64_t first, bool with_columns = true)
       : first(first),
         count(std::min(kGroup, weight.size(0) - first)),
         part(weight.narrow(0, first, count)),
         columns(weight.size(1), count),
-        stride(columns.blocks * columns.block) {
-    for_blocks(columns.blocks, [&](int64_t n) { columns.fill_transposed(n, Rows<S>(part)); });
+        width(columns.blocks * columns.block) {
+    if (with_columns)
+      for_blocks(columns.blocks, [&](int64_t n) { columns.fill_transposed(n, Rows<S>(part)); });
   }
 
-  // tile [kLeftRows, stride] = the logits of block m of the rows.
-  void logits(const Left<P>& x, int64_t m, Wide<P>* tile) const {
+  // tile [kLeftRows, width] = the logits of block m of the rows.
+  void logits(const Left<P>& x, int64_t m, Wide<P>* tile, int64_t stride) const {
     for (int64_t n = 0; n < columns.blocks; ++n)
       multiply(x, m, columns, n, tile + n * columns.block, stride, false);
   }
@@ -37,7 +39,26 @@ class Group {
   int64_t first, count;
   at::Tensor part;  // [count, D]
   Right<P> columns;
-  int64_t stride;
+  int64_t width;  // count rounded up to blocks
+};
+
+// The logits of all rows, held from the forward to the backward.
+template <typename A>
+class HeldLogits {
+ public:
+  HeldLogits(int64_t R, int64_t V)
+      : stride_(round_up(V, kMaxRightColumns)),
+        storage_(
+            at::empty({round_up(R, kLeftRows), stride_}, at::dtype(c10::CppTypeToScalarType<A>::value))) {}
+
+  A* at(int64_t m, int64_t first) const {
+    return storage_.mutable_data_ptr<A>() + m * kLeftRows * stride_ + first;
+  }
+  int64_t stride() const { return stride_; }
+
+ private:
+  int64_t stride_;
+  at::Tensor storage_;
 };
 
 // for_blocks for tasks that need room for a tile of logits.
@@ -56,7 +77,8 @@ const A* data_or_null(const at::Tensor& tensor) {
 }
 
 template <typename S, typename P>
-HeadValues forward(const HeadRows& rows, const at::Tensor& weight, bool moments) {
+HeadValues forward(const HeadRows& rows, const at::Tensor& weight, bool moments,
+                   const HeldLogits<Wide<P>>* held = nullptr) {
   using A = Wide<P>;
   const int64_t R = rows.x.size(0), V = weight.size(0);
   const Left<P> x{Rows<S>(rows.x)};
@@ -65,12 +87,14 @@ HeadValues forward(const HeadRows& rows, const at::Tensor& weight, bool moments)
   std::vector<RowSums> sums(R);
   for (int64_t first = 0; first < V; first += kGroup) {
     const Group<S, P> group(weight, first);
-    for_tiles<A>(x.blocks(), [&](int64_t m, A* tile) {
-      group.logits(x, m, tile);
+    for_tiles<A>(x.blocks(), [&](int64_t m, A* room) {
+      A* tile = held != nullptr ? held->at(m, first) : room;
+      const int64_t stride = held != nullptr ? held->stride() : group.width;
+      group.logits(x, m, tile, stride);
       for (int64_t i = 0; i < x.rows(m); ++i) {
         const int64_t r = m * kLeftRows + i, at = label[r] - first;
         const A scale = temperature == nullptr ? A(1) : A(1) / temperature[r];
-        const A* z = tile + i * group.stride;
+        const A* z = tile + i * stride;
         add_logits(z, group.count, scale, moments, &sums[r]);
         if (label[r] >= 0 && at >= 0 && at < group.count) sums[r].target = z[at] * scale;
       }
@@ -154,7 +178,7 @@ class Backward {
     std::unique_ptr<Right<P>> x_rows = sink.defined() ? packed_x() : nullptr;
     at::Tensor sums;  // [padded, D rounded up]
     for (int64_t first = 0; first < V; first += kGroup) {
-      const Group<S, P> group(weight, first);
+      const Group<S, P> group(weight, first, held == nullptr);
       Right<P> w_rows(group.count, D);
       for_blocks(w_rows.blocks, [&](int64_t n) { w_rows.fill(n, Rows<S>(group.part)); });
       const int64_t width = w_rows.blocks * w_rows.block;
@@ -163,9 +187,11 @@ class Backward {
       const at::Tensor dz = at::empty({padded, w_rows.depth}, at::dtype(c10::CppTypeToScalarType<P>::value));
       P* to = dz.mutable_data_ptr<P>();
       const Left<P> left{Rows<P>(to, padded, w_rows.depth, w_rows.depth)};
-      for_tiles<A>(x.blocks(), [&](int64_t m, A* tile) {
-        group.logits(x, m, tile);
-        form(group, m, x.rows(m), tile, to, w_rows.depth);
+      for_tiles<A>(x.blocks(), [&](int64_t m, A* room) {
+        A* tile = held != nullptr ? held->at(m, first) : room;
+        const int64_t stride = held != nullptr ? held->stride() : group.width;
+        if (held == nullptr) group.logits(x, m, tile, stride);
+        form(group, m, x.rows(m), tile, stride, to, w_rows.depth);
         for (int64_t r = m * kLeftRows + x.rows(m); r < m * kLeftRows + x.padded_rows(m); ++r)
           std::fill_n(to + r * w_rows.depth, w_rows.depth, P(0));
         for (int64_t n = 0; n < w_rows.blocks; ++n)
@@ -178,8 +204,9 @@ class Backward {
     if (!keep) rows_ = {};
   }
 
-  at::Tensor weight;  // while it is valid
-  at::Tensor dx;      // [R, D]
+  at::Tensor weight;                    // while it is valid
+  const HeldLogits<A>* held = nullptr;  // if the forward held them; run() overwrites them
+  at::Tensor dx;                        // [R, D]
 
  private:
   void add_kept(const at::Tensor& sink) {
@@ -197,11 +224,12 @@ class Backward {
     return right;
   }
 
-  void form(const Group<S, P>& group, int64_t m, int64_t count, A* tile, P* to, int64_t stride) const {
+  void form(const Group<S, P>& group, int64_t m, int64_t count, A* tile, int64_t tile_stride, P* to,
+            int64_t stride) const {
     const int64_t* label = rows_.labels.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < count; ++i) {
       const int64_t r = m * kLeftRows + i, at = label[r] - group.first;
-      A* z = tile + i * group.stride;
+      A* z = tile + i * tile_stride;
       logit_gradients(z, group.count, coefficients_.rows[r]);
       if (label[r] >= 0 && at >= 0 && at < group.count) z[at] += coefficients_.at_label[r];
       narrow_row(z, group.count, stride, to + r * stride);
@@ -232,13 +260,37 @@ class Backward {
 
 template <typename S, typename P>
 at::Tensor backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
-                    const HeadGradients& gradients) {
+                    const HeadGradients& gradients, const HeldLogits<Wide<P>>* held = nullptr) {
   const auto pass = std::make_shared<Backward<S, P>>(rows, values, gradients);
+  pass->held = held;
   pass->weight = by_rows(weight.value());
   weight.accumulate([pass](const at::Tensor& sink) { pass->receive(sink); });
   if (!pass->dx.defined()) pass->run({}, weight.trainable());
   pass->weight.reset();  // a deferred gradient must not hold it
   return pass->dx;
+}
+
+// Forward and backward by chunks of rows whose logits are held in between.
+template <typename S, typename P>
+at::Tensor nll_of_chunks(const HeadRows& rows, const Handle& weight, const at::Tensor& weights,
+                         HeadValues* values) {
+  using A = Wide<P>;
+  const at::Tensor w = by_rows(weight.value());
+  const int64_t R = rows.x.size(0);
+  const int64_t step = std::max(kLeftRows, kHeldLogits / w.size(0) / kLeftRows * kLeftRows);
+  const HeldLogits<A> held(std::min(R, step), w.size(0));
+  std::vector<at::Tensor> dx, lse, logprob;
+  for (int64_t r = 0; r < R || r == 0; r += step) {
+    const int64_t n = std::min(step, R - r);
+    const auto part = [&](const at::Tensor& t) { return t.defined() ? t.narrow(0, r, n) : t; };
+    const HeadRows chunk{part(rows.x), part(rows.labels), part(rows.temperature)};
+    const HeadValues out = forward<S, P>(chunk, w, false, &held);
+    dx.push_back(backward<S, P>(chunk, weight, out, {-part(weights), {}, {}}, &held));
+    lse.push_back(out.lse);
+    logprob.push_back(out.logprob);
+  }
+  *values = {at::cat(lse), at::cat(logprob), {}, {}};
+  return at::cat(dx);
 }
 
 }  // namespace
@@ -261,6 +313,24 @@ at::Tensor head_backward(const HeadRows& rows, const Handle& weight, const HeadV
   return dx;
 }
 
+at::Tensor head_nll(const HeadRows& rows, const Handle& weight, const at::Tensor& weights,
+                    HeadValues* values) {
+  at::Tensor dx;
+  for_block_type(rows.x.scalar_type(), [&](auto stored, auto block) {
+    using S = decltype(stored);
+    using P = decltype(block);
+    // Matrix units form the logits again in less time than memory takes to hold them and to add the weight
+    // gradient chunk by chunk.
+    if (std::is_same_v<P, at::BFloat16> && has_amx()) {
+      *values = forward<S, P>(rows, by_rows(weight.value()), false);
+      dx = backward<S, P>(rows, weight, *values, {-weights, {}, {}});
+    } else {
+      dx = nll_of_chunks<S, P>(rows, weight, weights, values);
+    }
+  });
+  return dx;
+}
+
 at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight) {
   if (x.scalar_type() != at::kBFloat16) return at::mm(x, weight.t());
   if (x.size(0) <= 4) return few_dots(x, weight);
@@ -276,9 +346,9 @@ at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight) {
       for (int64_t first = 0; first < V; first += kGroup) {
         const Group<S, P> group(w, first);
         for_tiles<float>(left.blocks(), [&](int64_t m, float* tile) {
-          group.logits(left, m, tile);
+          group.logits(left, m, tile, group.width);
           for (int64_t i = 0; i < left.rows(m); ++i)
-            std::copy_n(tile + i * group.stride, group.count, to + (m * kLeftRows + i) * V + first);
+            std::copy_n(tile + i * group.width, group.count, to + (m * kLeftRows + i) * V + first);
         });
       }
     }

@@ -147,11 +147,15 @@ WeightedNll weighted_nll(const at::Tensor& x, const Handle& weight, const at::Te
   {
     const at::AutoGradMode off(false);
     const HeadRows picked = select(x, in);
-    const HeadValues out = head_forward(picked, weight.value(), false);
     const at::Tensor w = pick(weights, rows).contiguous();
+    HeadValues out;
+    if (with_gradient) {
+      dx = spread(head_nll(picked, weight, w, &out), rows, x.size(0));
+    } else {
+      out = head_forward(picked, weight.value(), false);
+    }
     loss = -(w.to(at::kDouble) * out.logprob.to(at::kDouble)).sum().to(out.logprob.scalar_type());
     logprob = spread(out.logprob, rows, x.size(0));
-    if (with_gradient) dx = spread(head_backward(picked, weight, out, {-w, {}, {}}), rows, x.size(0));
   }
   if (!with_gradient) return {loss, logprob};
   return {FormedGradient::apply(x, loss, dx), logprob};

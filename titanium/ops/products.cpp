@@ -73,9 +73,9 @@ at::Tensor finish_product(const Left<P>& left, const Right<P>& right, const at::
   Half* to = out.mutable_data_ptr<Half>();
   const Half *b = half_data(bias), *r = half_data(residual);
   const int64_t r_stride = residual.defined() ? residual.stride(0) : 0;
-  for_blocks(right.blocks * left.blocks(), [&](int64_t i) {
+  for_block_pairs(left, right, [&](int64_t m, int64_t n) {
     alignas(64) float tile[kLeftRows * kMaxRightColumns];
-    const int64_t n = i / left.blocks(), m = i % left.blocks(), row = m * kLeftRows, column = n * right.block;
+    const int64_t row = m * kLeftRows, column = n * right.block;
     multiply(left, m, right, n, tile, right.block, false);
     finish(left.rows(m), right.columns(n), tile, right.block, b == nullptr ? b : b + column,
            r == nullptr ? r : r + row * r_stride + column, r_stride, to + row * right.N + column, right.N);

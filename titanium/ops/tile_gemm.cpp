@@ -148,19 +148,23 @@ TITANIUM_AMX_CODE void amx_release() {
 }
 
 // libtorch packs for brgemm on CPUs with this unit alone, and has then asked the system for leave to use it.
-bool has_amx() {
+bool amx_works() {
   static const bool works = has_bf16_tiles() && at::native::cpublas::could_pack(at::kBFloat16);
   return works;
 }
 #else
 void amx_gemm(int, int, int, const at::BFloat16*, const at::BFloat16*, float*, bool) {}
 void amx_release() {}
-bool has_amx() {
+bool amx_works() {
   return false;
 }
 #endif
 
 }  // namespace
+
+bool has_amx() {
+  return amx_works();
+}
 
 bool has_bf16_tiles() {
   static const bool works = brgemm_works<at::BFloat16>(true);

@@ -19,6 +19,8 @@ void tile_gemm(int m, int n, int k, const double* a, const double* b, double* c,
 
 // Whether the CPU multiplies bf16 tiles; if not, the caller computes in fp32.
 bool has_bf16_tiles();
+// Whether it does so in matrix units, many times as fast as in vector units.
+bool has_amx();
 // Whether libtorch's brgemm multiplies fp32 tiles; if not, there are loops of our own.
 bool has_fp32_tiles();
 

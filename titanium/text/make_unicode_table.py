@@ -9,7 +9,7 @@ import unicodedata2 as u
 
 assert u.unidata_version == "16.0.0"
 
-LETTER, NUMBER, SPACE, WORD, DIGITS, NFC_JOINS, NFC_REWRITES = (1 << i for i in range(7))
+LETTER, NUMBER, SPACE, WORD, DIGITS, NFC_JOINS, NFC_REWRITES, UNPRINTABLE = (1 << i for i in range(8))
 
 SPACES = {*range(0x9, 0xE), 0x85} | {c for c in range(0x110000) if u.category(chr(c)) in ("Zs", "Zl", "Zp")}
 # Other_Alphabetic that is not a mark, and Join_Control: with letters, marks, Nd, Nl and Pc these are \w (UTS 18).
@@ -29,7 +29,7 @@ second |= set(range(0x1161, 0x1176)) | set(range(0x11A8, 0x11C3))  # Hangul vowe
 
 def flags(c):
     if 0xD800 <= c < 0xE000:
-        return 0
+        return UNPRINTABLE
     ch, category = chr(c), u.category(chr(c))
     f = LETTER if category[0] == "L" else NUMBER | DIGITS if category[0] == "N" else 0
     f |= DIGITS if c in NUMERIC_17 else 0
@@ -37,6 +37,7 @@ def flags(c):
     f |= WORD if category[0] in "LM" or category in ("Nd", "Nl", "Pc") or c in WORD_EXTRA else 0
     f |= NFC_JOINS if u.combining(ch) or c in second else 0
     f |= NFC_REWRITES if u.normalize("NFC", ch) != ch else 0
+    f |= UNPRINTABLE if category[0] in "CZ" and c != 0x20 else 0
     return f
 
 

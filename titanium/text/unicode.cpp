@@ -53,6 +53,12 @@ int check_char(const uint8_t* p, const uint8_t* end, int* bad, bool* open) {
 
 }  // namespace
 
+uint8_t properties_of(uint32_t code) {
+  const Run* after = std::upper_bound(std::begin(kRuns), std::end(kRuns), code,
+                                      [](uint32_t c, const Run& run) { return c < run.first; });
+  return (after - 1)->flags;
+}
+
 Properties::Properties() : index_(0x1100) {
   std::map<std::array<uint8_t, 256>, uint16_t> known;
   size_t run = 0;

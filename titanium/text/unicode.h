@@ -9,14 +9,18 @@ namespace titanium::unicode {
 
 // Properties, Unicode 16.0 (see make_unicode_table.py).
 enum Property : uint8_t {
-  kLetter = 1,       // \p{L}
-  kNumber = 2,       // \p{N}
-  kSpace = 4,        // \s
-  kWord = 8,         // \w, as Rust's regex has it
-  kDigits = 16,      // what the pre-tokenizer Digits splits at (Rust's char::is_numeric)
-  kNfcJoins = 32,    // may combine with the character before it under NFC
-  kNfcRewrites = 64  // changes under NFC even when alone
+  kLetter = 1,        // \p{L}
+  kNumber = 2,        // \p{N}
+  kSpace = 4,         // \s
+  kWord = 8,          // \w, as Rust's regex has it
+  kDigits = 16,       // what the pre-tokenizer Digits splits at (Rust's char::is_numeric)
+  kNfcJoins = 32,     // may combine with the character before it under NFC
+  kNfcRewrites = 64,  // changes under NFC even when alone
+  kUnprintable = 128  // not str.isprintable() in Python
 };
+
+// By bisection; for a table that is faster see Properties.
+uint8_t properties_of(uint32_t code);
 
 // A two-level table, 80 KB.  Built once per tokenizer, then shared.
 class Properties {

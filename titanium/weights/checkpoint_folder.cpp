@@ -71,7 +71,7 @@ fs::path with_ending(const fs::path& folder, int64_t step, const char* ending) {
 
 }  // namespace
 
-void make_folder(const fs::path& folder) {
+void make_checkpoint_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   check(error, folder, "cannot be made");

@@ -8,7 +8,7 @@
 namespace titanium {
 
 // All throw BadCheckpoint with path and the system's reason.
-void make_folder(const std::filesystem::path& folder);
+void make_checkpoint_folder(const std::filesystem::path& folder);
 
 // What killed saves left behind: `step-<n>.partial` goes; `step-<n>.replaced` goes when step-<n> is complete,
 // else gets its name back.

@@ -91,9 +91,9 @@ void SaveJob::run() {
   const fs::path partial = options_.folder / (checkpoint_name(manifest_.step) + ".partial");
   try {
     stage("files");
-    make_folder(options_.folder);
+    make_checkpoint_folder(options_.folder);
     clean_wrecks(options_.folder);
-    make_folder(partial);
+    make_checkpoint_folder(partial);
     write_files(partial);
     stage("manifest");
     write_manifest(partial, manifest_);

@@ -1,0 +1,47 @@
+#include <fmt/format.h>
+
+#include <iostream>
+
+#include "apps/commands.h"
+#include "titanium/train/check.h"
+
+namespace titanium {
+
+void add_check(CLI::App& app, Run& run) {
+  struct Flags {
+    std::string folder, dtype = "float32";
+    bool all = false;
+  };
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app.add_subcommand("check", "compare this build with the reference values in a model's folder");
+  command
+      ->add_option("dir", flags->folder,
+                   "a folder with config.json, weights, expected.safetensors and meta.json")
+      ->required();
+  command->add_option("--dtype", flags->dtype, "compute dtype; float64 compares at 1e-9")
+      ->check(CLI::IsMember({"float32", "float64", "bfloat16"}))
+      ->capture_default_str();
+  command->allow_extras();
+  command->footer(
+      "Further keys of `titanium train` are taken too, e.g. --activation_checkpoint.mode=full or "
+      "--training.max_tokens_per_microbatch=20.");
+  command->callback([flags, command, &run] {
+    run = [flags, command] {
+      LogOptions options;
+      options.level = LogLevel::kWarning;
+      Log log(options);
+      const auto lines = check_model(flags->folder, command_config(flags->dtype, command->remaining()), log);
+      int64_t bad = 0;
+      for (const CheckLine& line : lines) {
+        fmt::print("{} {:<55} {:10.3e}   allowed {:.1e}\n", line.ok() ? "ok  " : "FAIL", line.quantity,
+                   line.difference, line.tolerance);
+        bad += !line.ok();
+      }
+      fmt::print("{}: {} quantities, {} outside their tolerance\n", flags->folder, lines.size(), bad);
+      return bad == 0 ? 0 : 1;
+    };
+  });
+}
+
+}  // namespace titanium

@@ -1,0 +1,26 @@
+// The subcommands of `titanium`.  Each adds itself to the parser and sets `run` when it is the one chosen.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "titanium/config/train_config.h"
+
+namespace titanium {
+
+using Run = std::function<int()>;  // returns the exit status
+
+void add_train(CLI::App& app, Run& run);
+void add_score(CLI::App& app, Run& run);
+void add_generate(CLI::App& app, Run& run);
+void add_convert(CLI::App& app, Run& run);
+void add_check(CLI::App& app, Run& run);
+void add_plan(CLI::App& app, Run& run);
+void add_info(CLI::App& app, Run& run);
+
+// A config for commands that have flags instead of a file: fp32 unless `dtype` ("float32", "bfloat16",
+// "float64") says otherwise, then overrides.
+TrainConfig command_config(const std::string& dtype, const std::vector<std::string>& overrides);
+
+}  // namespace titanium

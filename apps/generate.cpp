@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <iostream>
+
+#include "apps/commands.h"
+#include "titanium/base/error.h"
+#include "titanium/rollout/generate.h"
+#include "titanium/train/session.h"
+#include "titanium/train/training_data.h"
+
+namespace titanium {
+namespace {
+
+struct Flags {
+  std::string folder, dtype = "float32", system;
+  std::vector<std::string> prompts;
+  bool chat = false;
+  SamplingOptions sampling;
+};
+
+std::vector<int64_t> encode_prompt(const Flags& flags, const TextTools& text, const std::string& prompt) {
+  if (!flags.chat) return text.tokenizer->encode(prompt, /*add_special_tokens=*/true).ids;
+  if (!text.chat_template)
+    throw BadConfig("{}: --chat needs a chat template, and the folder has none", flags.folder);
+  ChatInput input;
+  if (!flags.system.empty()) input.messages.push_back({{"role", "system"}, {"content", flags.system}});
+  input.messages.push_back({{"role", "user"}, {"content", prompt}});
+  input.add_generation_prompt = true;
+  input.bos_token = text.tokenizer->special_text(text.tokenizer->special().bos);
+  input.eos_token = text.tokenizer->special_text(text.tokenizer->special().eos);
+  return text.tokenizer->encode(text.chat_template->render(input).text).ids;
+}
+
+int run_generate(const Flags& flags) {
+  LogOptions options;
+  options.level = LogLevel::kWarning;
+  Log log(options);
+  const TextTools text = load_text_tools(flags.folder, "");
+  if (!text.tokenizer) throw BadConfig("{}: tokenizer.json is missing", flags.folder);
+  Session session = open_session(flags.folder, command_config(flags.dtype, {}), log);
+  SamplingOptions sampling = flags.sampling;
+  sampling.stop_ids = text.tokenizer->special().stop;
+  std::vector<std::vector<int64_t>> prompts;
+  for (const std::string& prompt : flags.prompts) prompts.push_back(encode_prompt(flags, text, prompt));
+
+  const bool streams = prompts.size() == 1;  // several would mix on the terminal
+  StreamDecoder decoder(*text.tokenizer, /*skip_special=*/true);
+  const auto show = [&](size_t, int64_t id) { std::cout << decoder.push(id) << std::flush; };
+  const auto results =
+      generate(session.model, *session.store, prompts, sampling, streams ? OnToken(show) : nullptr);
+  if (streams) {
+    std::cout << decoder.finish() << std::endl;
+    return 0;
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    fmt::print("[{}] {}\n{}\n\n", i, flags.prompts[i],
+               text.tokenizer->decode(results[i].ids, /*skip_special=*/true));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Run& run) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("generate", "continue prompts with a model");
+  command->add_option("dir", flags->folder, "the model's Hugging Face folder")->required();
+  command->add_option("-p,--prompt", flags->prompts, "a prompt; several run as one batch")
+      ->required()
+      ->allow_extra_args(false);
+  command->add_flag("--chat", flags->chat, "put the prompt into the model's chat template");
+  command->add_option("--system", flags->system, "the system message of --chat");
+  command->add_option("--temperature", flags->sampling.temperature, "0 is greedy")->capture_default_str();
+  command->add_option("--top-k", flags->sampling.top_k, "0 is all")->capture_default_str();
+  command->add_option("--top-p", flags->sampling.top_p)->capture_default_str();
+  command->add_option("--seed", flags->sampling.seed)->capture_default_str();
+  command->add_option("-n,--max-new-tokens", flags->sampling.max_new_tokens)->capture_default_str();
+  command->add_option("--dtype", flags->dtype)
+      ->check(CLI::IsMember({"float32", "float64", "bfloat16"}))
+      ->capture_default_str();
+  command->callback([flags, &run] { run = [flags] { return run_generate(*flags); }; });
+}
+
+}  // namespace titanium

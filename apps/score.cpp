@@ -1,0 +1,150 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <fstream>
+#include <iostream>
+
+#include "apps/commands.h"
+#include "titanium/base/error.h"
+#include "titanium/data/dataset.h"
+#include "titanium/formats/json.h"
+#include "titanium/text/chat_mask.h"
+#include "titanium/train/score.h"
+#include "titanium/train/session.h"
+#include "titanium/train/training_data.h"
+
+namespace titanium {
+namespace {
+
+struct Flags {
+  std::string folder, file, format = "auto", output, dtype = "float32";
+  std::vector<std::string> texts;
+  double temperature = 1;
+  int64_t max_tokens = 4096;
+};
+
+// One line a record: ids, log-probs and entropies of all tokens, perplexity of those with loss.
+class Writer {
+ public:
+  explicit Writer(const std::string& path) {
+    if (path.empty()) return;
+    file_.open(path, std::ios::trunc);
+    if (!file_) throw BadConfig("--output {}: cannot be written", path);
+    path_ = path;
+  }
+  void write(const Sample& sample, const TokenScores& scores) {
+    double sum = 0;
+    int64_t count = 0;
+    for (size_t i = 1; i < sample.ids.size(); ++i) {
+      if (!sample.loss_mask[i]) continue;
+      sum += scores.logprob[i];
+      ++count;
+    }
+    Json line{{"input_ids", sample.ids},
+              {"loss_mask", sample.loss_mask},
+              {"logprobs", scores.logprob},
+              {"entropies", scores.entropy},
+              {"logprob_sum", sum},
+              {"tokens", count},
+              {"perplexity", count > 0 ? Json(std::exp(-sum / static_cast<double>(count))) : Json()}};
+    std::ostream& out = file_.is_open() ? static_cast<std::ostream&>(file_) : std::cout;
+    out << line.dump() << '\n';
+    out.flush();
+    if (!out)
+      throw BadData("{}: writing failed; is the disk full?", path_.empty() ? "standard output" : path_);
+    sum_ += sum;
+    count_ += count;
+  }
+  void summary() const {
+    if (count_ == 0) return;
+    const double n = static_cast<double>(count_);
+    fmt::print(stderr, "{} tokens, mean log-prob {:.6f}, perplexity {:.4f}\n", count_, sum_ / n,
+               std::exp(-sum_ / n));
+  }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+  double sum_ = 0;
+  int64_t count_ = 0;
+};
+
+int run_score(const Flags& flags) {
+  if (flags.file.empty() == flags.texts.empty())
+    throw BadConfig("score: give a JSONL file, or --text, and not both");
+  if (!(flags.temperature > 0)) throw BadConfig("--temperature = {}: must be positive", flags.temperature);
+  LogOptions quiet;
+  quiet.level = LogLevel::kWarning;
+  Log log(quiet);
+  const TextTools text = load_text_tools(flags.folder, "");
+  Session session = open_session(flags.folder, command_config(flags.dtype, {}), log);
+
+  std::vector<Sample> given;
+  std::optional<Dataset> data;
+  if (!flags.texts.empty()) {
+    if (!text.tokenizer)
+      throw BadConfig("{}: tokenizer.json is missing, --text cannot be tokenised", flags.folder);
+    for (const std::string& t : flags.texts) {
+      const MaskedTokens tokens = tokenize_text(*text.tokenizer, t, {.append_eos = false});
+      Sample sample;
+      sample.ids.assign(tokens.ids.begin(), tokens.ids.end());
+      sample.loss_mask = tokens.loss_mask;
+      if (sample.ids.empty()) throw BadData("--text '{}': no token", t);
+      given.push_back(std::move(sample));
+    }
+  } else {
+    DataOptions options;
+    options.files = {flags.file};
+    options.form = record_form_from(flags.format);
+    options.vocab_size = session.spec.config.vocab_size;
+    options.max_tokens = flags.max_tokens;
+    options.max_tokens_key = "--max-tokens";
+    options.append_eos = false;
+    data = Dataset::load(options, text.tokenizer ? &*text.tokenizer : nullptr,
+                         text.chat_template ? &*text.chat_template : nullptr);
+  }
+  Writer writer(flags.output);
+  const int64_t total = data ? data->size() : static_cast<int64_t>(given.size());
+  constexpr int64_t kGroup = 256;  // records packed together: bounds memory, and results appear as they come
+  for (int64_t begin = 0; begin < total; begin += kGroup) {
+    std::vector<Sample> group;
+    for (int64_t i = begin; i < std::min(begin + kGroup, total); ++i) {
+      group.push_back(data ? data->sample(i) : given[i]);
+      group.back().temperature = flags.temperature;
+    }
+    const auto scores = score_samples(*session.step, group, flags.max_tokens, "--max-tokens");
+    for (size_t i = 0; i < group.size(); ++i) writer.write(group[i], scores[i]);
+  }
+  writer.summary();
+  return 0;
+}
+
+}  // namespace
+
+void add_score(CLI::App& app, Run& run) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app.add_subcommand("score", "per-token log-probs and entropies of texts, chats or ids, as JSON lines");
+  command->add_option("dir", flags->folder, "the model's Hugging Face folder")->required();
+  command->add_option("file", flags->file,
+                      "JSONL: messages, prompt/response, text, or input_ids (+ loss_mask)");
+  command->add_option("--text", flags->texts, "a text instead of a file; may be repeated")
+      ->allow_extra_args(false);
+  command->add_option("--format", flags->format, "of the records")
+      ->check(CLI::IsMember({"auto", "messages", "prompt_response", "text", "input_ids"}))
+      ->capture_default_str();
+  command->add_option("-o,--output", flags->output, "where the JSON lines go; standard output if not given");
+  command->add_option("--temperature", flags->temperature)->capture_default_str();
+  command->add_option("--max-tokens", flags->max_tokens, "longest record, and tokens of a micro-batch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--dtype", flags->dtype)
+      ->check(CLI::IsMember({"float32", "float64", "bfloat16"}))
+      ->capture_default_str();
+  command->footer(
+      "logprobs[i] and entropies[i] belong to input_ids[i]; the first token of a record is given and has 0. "
+      "perplexity is over tokens whose loss_mask is 1.");
+  command->callback([flags, &run] { run = [flags] { return run_score(*flags); }; });
+}
+
+}  // namespace titanium

@@ -1,0 +1,66 @@
+#include <csignal>
+#include <iostream>
+
+#include "apps/commands.h"
+#include "titanium/train/trainer.h"
+
+namespace titanium {
+namespace {
+
+std::atomic<bool> stop_asked = false;  // the only thing that a signal handler may touch
+
+void ask_to_stop(int signal) {
+  stop_asked = true;
+  std::signal(signal, SIG_DFL);  // the second time ends the process
+}
+
+struct Flags {
+  std::string file;
+  bool print_config = false, help_config = false;
+};
+
+int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
+  if (flags.help_config) {
+    std::cout << config_help();
+    return 0;
+  }
+  const std::optional<std::filesystem::path> file =
+      flags.file.empty() ? std::nullopt : std::optional<std::filesystem::path>(flags.file);
+  const TrainConfig config = load_train_config(file, overrides);
+  if (flags.print_config) {
+    std::cout << print_train_config(config);
+    return 0;
+  }
+  check_complete(config);
+  std::signal(SIGINT, ask_to_stop);
+  std::signal(SIGTERM, ask_to_stop);
+  Log log;
+  Trainer trainer(config, log);
+  const Trainer::Outcome outcome = trainer.run(stop_asked);
+  if (outcome.interrupted) {
+    log.info("stopped after {} updates and saved; the same command goes on from there", outcome.step);
+  } else if (outcome.validation_before && outcome.validation_after) {
+    log.info("validation loss {:.4f} before, {:.4f} after ({:+.1f} %)", *outcome.validation_before,
+             *outcome.validation_after, 100 * (*outcome.validation_after / *outcome.validation_before - 1));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Run& run) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("train", "train a model as a TOML file says");
+  command->add_option("run.toml", flags->file,
+                      "the run; every key has a default but model.path and data.path");
+  command->add_flag("--print-config", flags->print_config,
+                    "print every key with its value, as TOML, and stop");
+  command->add_flag("--help-config", flags->help_config, "print what every key means, and stop");
+  command->allow_extras();
+  command->footer(
+      "--section.key=value sets a key, after the file.  `titanium train --help-config` lists all keys.");
+  command->callback(
+      [flags, command, &run] { run = [flags, command] { return run_train(*flags, command->remaining()); }; });
+}
+
+}  // namespace titanium

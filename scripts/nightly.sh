@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The long checks: everything under ASan and UBSan, threads under TSan, fuzzers for ten minutes each, more kills.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# libtorch and its runtime are not instrumented and hold memory until the end: leaks are looked for in the rooms without torch.
+export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+cmake --preset debug
+ninja -C build-debug -j "$(nproc)"
+ctest --test-dir build-debug --output-on-failure -E 'run_|smollm2'
+
+# ThreadSanitizer where threads meet: the loader, the tokenizer, the log, checkpoints.  libgomp is not instrumented, so the programs
+# run with one compute thread and their own threads.
+export OMP_NUM_THREADS=1 TSAN_OPTIONS="second_deadlock_stack=1 suppressions=$PWD/scripts/tsan.supp"
+cmake --preset tsan
+ninja -C build-tsan -j "$(nproc)" test_data test_text test_report test_checkpoint
+for test in data text report checkpoint; do build-tsan/test_$test; done
+
+scripts/fuzz.sh 600
+tests/faults/kill_resume.sh "$PWD/build/titanium" "$PWD" 40
+echo "nightly: ok"

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Bad input: each ends with its kind of error, a message that names the culprit, and nothing lost.
+. "$(dirname "$0")/common.sh"
+models=$source_dir/tests/data/models
+
+expect() {  # exit status, text in the message, then the command
+  local status=$1 text=$2; shift 2
+  local got=0
+  "$titanium" "$@" >"$work/out" 2>&1 || got=$?
+  [ $got = "$status" ] || { tail -n 5 "$work/out"; fail "status $got, not $status: $*"; }
+  grep -qF -- "$text" "$work/out" || { tail -n 5 "$work/out"; fail "no '$text' in the message of: $*"; }
+}
+copy() { cp -r "$models/qwen3_tied" "$work/$1"; chmod -R u+w "$work/$1"; }
+train=(train "${config[@]}" --training.steps=2 --dump_folder="$work/run")
+config_status=2 data_status=3 checkpoint_status=4
+
+# Config.
+expect $config_status "nosuch.toml" train "$work/nosuch.toml"
+printf '[training]\nstepz = 3\n' >"$work/typo.toml"
+expect $config_status "stepz" train "$work/typo.toml"
+expect $config_status "steps" train "$work/typo.toml"
+expect $config_status "typo.toml:2" train "$work/typo.toml"
+expect $config_status "optimizer" "${train[@]}" --optimizer.lr=-1
+expect $config_status "model.path" train --data.path="$work/ids.jsonl"
+expect $config_status "tensor_parallel_degree" "${train[@]}" --parallelism.tensor_parallel_degree=2
+printf 'a = [[[' >"$work/broken.toml"
+expect $config_status "broken.toml:1" train "$work/broken.toml"
+expect $config_status "sideways" sideways
+copy odd; sed -i 's/"hidden_act": "silu"/"hidden_act": "relu"/' "$work/odd/config.json"
+expect $config_status "relu" "${train[@]}" --model.path="$work/odd"
+copy family; sed -i 's/"model_type": "qwen3"/"model_type": "gpt2"/' "$work/family/config.json"
+expect $config_status "gpt2" info "$work/family"
+
+# Weights.
+copy cut; truncate -s -1 "$work/cut/model.safetensors"
+expect $checkpoint_status "cut/model.safetensors" "${train[@]}" --model.path="$work/cut"
+copy longer; printf '12345678' >>"$work/longer/model.safetensors"
+expect $checkpoint_status "longer/model.safetensors" "${train[@]}" --model.path="$work/longer"
+copy shape; sed -i 's/"intermediate_size": 112/"intermediate_size": 128/' "$work/shape/config.json"
+expect $checkpoint_status "mlp.gate_proj.weight" "${train[@]}" --model.path="$work/shape"
+copy layers; sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 3/; s/"layer_types": \[/"layer_types": ["full_attention", /' "$work/layers/config.json"
+expect $checkpoint_status "model.layers.2." "${train[@]}" --model.path="$work/layers"
+copy none; rm "$work/none/model.safetensors"
+expect $checkpoint_status "none" "${train[@]}" --model.path="$work/none"
+[ ! -e "$work/run" ] || [ -z "$(ls "$work/run")" ] || fail "a refused run left something: $(ls "$work/run")"
+
+# GGUF.
+head -c 1000 /dev/urandom >"$work/noise.gguf"
+expect $checkpoint_status "noise.gguf" convert "$work/noise.gguf" "$work/from_gguf"
+[ ! -e "$work/from_gguf" ] || fail "a refused conversion left its folder"
+
+# Data.
+: >"$work/empty.jsonl"
+expect $data_status "empty.jsonl" "${train[@]}" --data.path="$work/empty.jsonl"
+expect $data_status "nosuch.jsonl" "${train[@]}" --data.path="$work/nosuch.jsonl"
+{ head -n 3 "$work/ids.jsonl"; echo '{"input_ids": [1, 2'; } >"$work/bad.jsonl"
+expect $data_status "bad.jsonl:4" "${train[@]}" --data.path="$work/bad.jsonl"
+{ head -n 3 "$work/ids.jsonl"; echo '{"input_ids": [1, 320]}'; } >"$work/vocab.jsonl"
+expect $data_status "vocab.jsonl:4" "${train[@]}" --data.path="$work/vocab.jsonl"
+awk 'BEGIN { printf "{\"input_ids\": ["; for (i = 0; i < 65; ++i) printf "%s7", (i ? ", " : ""); print "]}" }' >"$work/long.jsonl"
+expect $data_status "training.seq_len" "${train[@]}" --data.path="$work/long.jsonl"
+expect $config_status "max_tokens_per_microbatch" "${train[@]}" --training.max_tokens_per_microbatch=32
+echo '{"text": "hello"}' >"$work/text.jsonl"  # the fixture has no tokenizer
+expect $config_status "tokenizer" "${train[@]}" --data.path="$work/text.jsonl"
+cp "$work/bad.jsonl" "$work/skipped.jsonl"
+expect 0 "skipped.jsonl:4" "${train[@]}" --data.path="$work/skipped.jsonl" --data.on_bad_record=skip --training.global_batch_size=2 \
+  --dump_folder="$work/skip_run"
+
+# Nothing to train on: loss 0, weights as they were (but for decay), every number finite.
+sed -E 's/\]\}/], "loss_mask": []}/' "$work/ids.jsonl" | awk '{ n = gsub(/,/, ","); m = ""; ids = n; for (i = 0; i < ids; ++i) m = m (i ? ", " : "") "0"; sub(/"loss_mask": \[\]/, "\"loss_mask\": [" m "]"); print }' >"$work/masked.jsonl"
+expect 0 "no token of the global batch has loss" "${train[@]}" --data.path="$work/masked.jsonl" --dump_folder="$work/masked_run"
+grep -q '"loss": *0.0' "$work/masked_run/metrics.jsonl" || fail "loss is not 0: $(head -n 1 "$work/masked_run/metrics.jsonl")"
+! grep -qi nan "$work/masked_run/metrics.jsonl" || fail "NaN in the metrics of an all-masked run"
+
+# A checkpoint that does not fit.
+"$titanium" "${train[@]}" --dump_folder="$work/first" 2>/dev/null
+expect $config_status "seed" "${train[@]}" --dump_folder="$work/first" --training.seed=43 --training.steps=4
+printf 'x' | dd of="$(ls "$work"/first/checkpoint/step-2/*.safetensors | head -n 1)" bs=1 seek=2000 conv=notrunc 2>/dev/null
+expect $checkpoint_status "step-2" "${train[@]}" --dump_folder="$work/first" --training.steps=4
+
+# A full disk: the save fails with its path and reason, and the older checkpoint still loads.
+if [ "$(id -u)" = 0 ] && mkdir "$work/small" && mount -t tmpfs -o size=3m tmpfs "$work/small" 2>/dev/null; then
+  trap 'umount "$work/small"; rm -rf "$work"' EXIT
+  "$titanium" "${train[@]}" --dump_folder="$work/small/run" --checkpoint.last_save_in_hf=false 2>/dev/null || fail "the first save on the small disk"
+  head -c 900k /dev/zero >"$work/small/fill"
+  expect $checkpoint_status "No space left" "${train[@]}" --dump_folder="$work/small/run" --training.steps=6 --checkpoint.last_save_in_hf=false
+  rm "$work/small/fill"
+  expect 0 "resumed" "${train[@]}" --dump_folder="$work/small/run" --training.steps=3 --checkpoint.last_save_in_hf=false
+else
+  echo "full disk: not run, mounting a tmpfs is not permitted here (the unit test of weights covers the writer)"
+fi
+echo ok

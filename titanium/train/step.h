@@ -1,0 +1,49 @@
+// One training step's work: batches and the loss come from outside, gradients go into the store.
+#pragma once
+#include <map>
+#include <span>
+#include <vector>
+
+#include "titanium/schedule/options.h"
+#include "titanium/schedule/run.h"
+
+namespace titanium {
+
+struct StepOptions {
+  PlanOptions plan;
+  bool keep_cheap = false;  // see BlockInput
+  HeadRows head_rows = HeadRows::kWeighted;
+};
+
+class TrainStep {
+ public:
+  // model and store outlive it.  For a group of one `options.plan` gathers once a plan, whatever it says.
+  TrainStep(const Model& model, ParamStore& store, StepOptions options);
+
+  // Adds the gradient of the loss over all micro-batches into the store, and returns the loss: both sums,
+  // with every mean in the batches' weights.  May be called several times before an update.
+  LossSum forward_backward(const std::vector<PackedBatch>& batches, const Loss& loss);
+
+  // The loss alone.
+  LossSum forward(const std::vector<PackedBatch>& batches, const Loss& loss);
+
+  // Statistics of every micro-batch, entry t of [T] for labels[t]; rows outside `rows` are 0.
+  std::vector<TokenStats> score(const std::vector<PackedBatch>& batches, HeadWants wants, HeadRows rows);
+
+  const Plan& plan(int32_t micro_batches, bool forward_only);  // made and checked once, then kept
+  PlanTask task(int32_t micro_batches, bool forward_only) const;
+  const StepOptions& options() const { return options_; }
+  const Model& model() const { return model_; }
+  ParamStore& store() { return store_; }
+
+ private:
+  BlockInput input(const PackedBatch& batch, HeadRows rows) const;
+
+  const Model& model_;
+  ParamStore& store_;
+  StepOptions options_;
+  Executor executor_;
+  std::map<std::pair<int32_t, bool>, Plan> plans_;
+};
+
+}  // namespace titanium

@@ -1,0 +1,91 @@
+#include "titanium/train/training_data.h"
+
+#include "titanium/base/error.h"
+#include "titanium/formats/json.h"
+
+namespace titanium {
+
+TextTools load_text_tools(const std::filesystem::path& folder, const std::string& chat_template_path) {
+  TextTools text;
+  if (!std::filesystem::exists(folder / "tokenizer.json")) return text;
+  text.tokenizer = Tokenizer::from_folder(folder);
+  if (!chat_template_path.empty()) {
+    text.chat_template = ChatTemplate::compile(read_file(chat_template_path), chat_template_path);
+  } else {
+    const auto& templates = text.tokenizer->chat_templates();
+    const auto found = templates.find("default");
+    if (found != templates.end()) text.chat_template = ChatTemplate::compile(found->second, "chat_template");
+  }
+  return text;
+}
+
+TrainingData load_training_data(const TrainConfig& config, const Session& session, Log& log) {
+  TextTools text = load_text_tools(session.folder, config.data.chat_template);
+  DataOptions options;
+  options.files = config.data.path;
+  options.form = record_form_from(config.data.format);
+  options.vocab_size = session.spec.config.vocab_size;
+  options.max_tokens = config.training.seq_len;
+  options.max_tokens_key = "training.seq_len";
+  options.on_long = on_long_from(config.data.on_long_record);
+  options.on_bad = on_bad_from(config.data.on_bad_record);
+  options.append_eos = config.data.add_eos;
+  options.mask = {config.data.mask_trailing_newline, config.data.mask_last_turn_only};
+  options.seed = static_cast<uint64_t>(config.training.seed);
+  options.validation_split = config.data.validation_split;
+  options.threads = static_cast<int>(config.training.threads);
+  const Tokenizer* tokenizer = text.tokenizer ? &*text.tokenizer : nullptr;
+  const ChatTemplate* chat_template = text.chat_template ? &*text.chat_template : nullptr;
+
+  const auto load = [&](const char* what, const DataOptions& o) {
+    Dataset data = Dataset::load(o, tokenizer, chat_template);
+    log.info("{} data: {}", what, data.summary().text());
+    if (data.summary().dropped_tokens > 0) {
+      log.warn("{} data: {} records cut to training.seq_len = {}, {} tokens lost", what,
+               data.summary().truncated, o.max_tokens, data.summary().dropped_tokens);
+    }
+    if (!data.summary().first_rejected.empty())
+      log.warn("{} data: first record left out: {}", what, data.summary().first_rejected);
+    return data;
+  };
+  Dataset train = load("training", options);
+  std::optional<Dataset> validation;
+  std::vector<int64_t> validation_records = train.validation();
+  if (!config.data.validation_path.empty()) {
+    options.files = config.data.validation_path;
+    options.validation_split = 0;
+    validation = load("validation", options);
+    validation_records = validation->train();
+  }
+
+  SamplerOptions order;
+  order.seed = static_cast<uint64_t>(config.training.seed);
+  order.shuffle = config.data.shuffle;
+  if (config.training.global_batch_tokens > 0) {
+    order.global_batch_tokens = config.training.global_batch_tokens;
+  } else {
+    order.global_batch_size = config.training.global_batch_size;
+  }
+  order.epochs = config.training.steps > 0 ? 0 : config.data.epochs;
+  order.last_batch = last_batch_from(config.data.last_batch);
+  const Dataset* lengths = &train;
+  std::vector<int64_t> all_lengths;
+  if (order.global_batch_tokens > 0) {
+    for (int64_t record = 0; record < lengths->size(); ++record)
+      all_lengths.push_back(lengths->length(record));
+  }
+  Sampler sampler(train.train(), order, [all_lengths](int64_t record) { return all_lengths.at(record); });
+  const int64_t steps =
+      config.training.steps > 0 ? config.training.steps : sampler.steps_for(config.data.epochs);
+  if (config.training.steps <= 0 && sampler.left_out(config.data.epochs) > 0) {
+    log.info(
+        "{} samples at the end of the last epoch do not fill a batch and are left out (data.last_batch = "
+        "\"{}\")",
+        sampler.left_out(config.data.epochs), config.data.last_batch);
+  }
+  return {std::move(text),       std::move(train),
+          std::move(validation), std::move(validation_records),
+          std::move(sampler),    steps};
+}
+
+}  // namespace titanium
