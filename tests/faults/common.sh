@@ -13,6 +13,6 @@ make_ids() {  # file records
 make_ids "$work/ids.jsonl" 200
 config=(--model.path="$source_dir/tests/data/models/qwen3_tied" --data.path="$work/ids.jsonl" --training.seq_len=64
   --training.global_batch_size=6 --training.max_tokens_per_microbatch=80 --optimizer.lr=1e-3 --lr_scheduler.warmup_steps=3
-  --training.mixed_precision_param=float32 --checkpoint.export_dtype=float32 --training.threads=1 --metrics.log_freq=1000)
+  --training.mixed_precision_param=float32 --checkpoint.export_dtype=float32 --training.threads=1 --data.validation_split=0.1 --validator.freq=10 --metrics.log_freq=1000)
 fail() { echo "FAIL: $*" >&2; exit 1; }
 weights_of() { sha256sum <"$1/hf/model.safetensors" | cut -d' ' -f1; }

@@ -124,7 +124,7 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
   result.stats[index] = now;
   if (!work.loss) return;
   const PackedBatch& batch = work.batches[index];
-  const bool trains = has_backward_.back();
+  const bool trains = has_backward_.back() && !work.forward_only;
   Saved& head = m.blocks.back();
   LossSum sum;
   if (out.loss.defined()) {  // the head has formed it

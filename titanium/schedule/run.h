@@ -16,7 +16,8 @@ namespace titanium {
 struct Work {
   const std::vector<PackedBatch>& batches;  // one a micro-batch
   std::function<BlockInput(int32_t micro_batch)> input;
-  const Loss* loss = nullptr;  // null: forward only
+  const Loss* loss = nullptr;  // null: statistics alone
+  bool forward_only = false;   // the plan has no backward: the loss is a number, not the start of one
 };
 
 struct WorkResult {

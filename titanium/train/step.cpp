@@ -50,7 +50,7 @@ LossSum TrainStep::forward(const std::vector<PackedBatch>& batches, const Loss& 
     in.wants = loss.wants();
     return in;
   };
-  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, &loss}).loss;
+  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, &loss, true}).loss;
 }
 
 std::vector<TokenStats> TrainStep::score(const std::vector<PackedBatch>& batches, HeadWants wants,
@@ -60,7 +60,7 @@ std::vector<TokenStats> TrainStep::score(const std::vector<PackedBatch>& batches
     in.wants = wants;
     return in;
   };
-  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, nullptr}).stats;
+  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, nullptr, true}).stats;
 }
 
 }  // namespace titanium
