@@ -11,7 +11,7 @@ expect() {  # exit status, text in the message, then the command
   grep -qF -- "$text" "$work/out" || { tail -n 5 "$work/out"; fail "no '$text' in the message of: $*"; }
 }
 copy() { cp -r "$models/qwen3_tied" "$work/$1"; chmod -R u+w "$work/$1"; }
-train=(train "${config[@]}" --training.steps=2 --dump_folder="$work/run")
+train=(train "${config[@]}" --training.steps=2 --lr_scheduler.warmup_steps=1 --dump_folder="$work/run")
 config_status=2 data_status=3 checkpoint_status=4
 
 # Config.
@@ -64,6 +64,7 @@ echo '{"text": "hello"}' >"$work/text.jsonl"  # the fixture has no tokenizer
 expect $config_status "tokenizer" "${train[@]}" --data.path="$work/text.jsonl"
 cp "$work/bad.jsonl" "$work/skipped.jsonl"
 expect 0 "skipped.jsonl:4" "${train[@]}" --data.path="$work/skipped.jsonl" --data.on_bad_record=skip --training.global_batch_size=2 \
+  --data.validation_split=0 \
   --dump_folder="$work/skip_run"
 
 # Nothing to train on: loss 0, weights as they were (but for decay), every number finite.

@@ -4,25 +4,26 @@
 . "$(dirname "$0")/common.sh"
 kills=$3
 steps=30
-run=(train "${config[@]}" --training.steps=$steps --checkpoint.keep_latest_k=2)
+run=(train "${config[@]}" --training.steps=$steps --checkpoint.keep_latest_k=2 --training.global_batch_size=60 --training.threads=2)
 
 $titanium "${run[@]}" --dump_folder="$work/straight" --checkpoint.interval=1000 2>"$work/log" || { cat "$work/log"; fail "the straight run"; }
-begin=$(date +%s%N)
-$titanium "${run[@]}" --dump_folder="$work/timed" --checkpoint.interval=1 2>"$work/log" || { cat "$work/log"; fail "the timed run"; }
-took=$((($(date +%s%N) - begin) / 1000000))
-[ "$(weights_of "$work/straight")" = "$(weights_of "$work/timed")" ] || fail "saving changed the weights"
+$titanium "${run[@]}" --dump_folder="$work/saving" --checkpoint.interval=1 2>"$work/log" || { cat "$work/log"; fail "the run that saves"; }
+[ "$(weights_of "$work/straight")" = "$(weights_of "$work/saving")" ] || fail "saving changed the weights"
 
 RANDOM=11
 killed=0
-for ((k = 0; k < kills; ++k)); do
+steps_done() { local n; n=$(grep -c '"loss"' "$work/killed/metrics.jsonl" 2>/dev/null) || true; echo "${n:-0}"; }
+for ((k = 1; k <= kills; ++k)); do
   $titanium "${run[@]}" --dump_folder="$work/killed" --checkpoint.interval=1 2>>"$work/killed.log" &
   pid=$!
-  # Somewhere in the first part of what is left, so that every kill finds something to interrupt.
-  delay=$((took * (20 + RANDOM % 60) / 100))
-  sleep "$(awk -v ms=$delay 'BEGIN { printf "%.3f", ms / 1000 }')"
+  # Some way into the run, at a random moment of a step or of the save after it.
+  target=$((steps * k / (kills + 2)))
+  while [ "$(steps_done)" -lt $target ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+  sleep "$(printf '0.%03d' $((RANDOM % 60)))"
   if kill -9 $pid 2>/dev/null; then killed=$((killed + 1)); fi
   wait $pid 2>/dev/null || true
 done
+[ $killed = "$kills" ] || fail "only $killed of $kills runs were killed before they ended"
 $titanium "${run[@]}" --dump_folder="$work/killed" --checkpoint.interval=1 2>>"$work/killed.log" || { tail -n 20 "$work/killed.log"; fail "the resumed run"; }
 grep -c resumed "$work/killed.log" | xargs echo "killed $killed times of $kills; resumed:"
 [ "$(weights_of "$work/straight")" = "$(weights_of "$work/killed")" ] || fail "the resumed run ended with other weights"

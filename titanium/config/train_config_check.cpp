@@ -43,6 +43,13 @@ void check_numbers(const TrainingConfig& t) {
   }
 }
 
+void check_optimizer(const TrainConfig& c) {
+  if (c.optimizer.state_dtype == Dtype::F64 && c.training.dtype != Dtype::F64) {
+    throw BadConfig("optimizer.state_dtype = float64, training.dtype = {}: float64 state needs float64 parameters",
+                    torch_name(c.training.dtype));
+  }
+}
+
 void check_schedule(const TrainConfig& c) {
   const LRSchedulerConfig& s = c.lr_scheduler;
   if (s.total_steps > 0 && c.training.steps > s.total_steps) {
@@ -81,6 +88,7 @@ void check_loading(const CheckpointConfig& k) {
 void check_together(const TrainConfig& config) {
   check_batch(config.training);
   check_numbers(config.training);
+  check_optimizer(config);
   check_schedule(config);
   check_loading(config.checkpoint);
   if (!config.data.validation_path.empty() && config.data.validation_split > 0) {
