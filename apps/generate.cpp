@@ -48,7 +48,7 @@ int run_generate(const Flags& flags) {
   StreamDecoder decoder(*text.tokenizer, /*skip_special=*/true);
   const auto show = [&](size_t, int64_t id) { std::cout << decoder.push(id) << std::flush; };
   const auto results =
-      generate(session.model, *session.store, prompts, sampling, streams ? OnToken(show) : nullptr);
+      generate(*session.model, *session.store, prompts, sampling, streams ? OnToken(show) : nullptr);
   if (streams) {
     std::cout << decoder.finish() << std::endl;
     return 0;

@@ -34,7 +34,7 @@ void add_plan(CLI::App& app, Run& run) {
       const auto optimizer = make_optimizer(*session.store, optimizer_options(config.optimizer));
       fmt::print("# {} {}: {} parameters, {} blocks, {} units; micro-batches of up to {} tokens\n",
                  session.spec.name.name, session.spec.name.flavor,
-                 human_number(static_cast<double>(session.store->parameters())), session.model.block_count(),
+                 human_number(static_cast<double>(session.store->parameters())), session.model->block_count(),
                  session.store->units().size(), config.training.max_tokens_per_microbatch);
       fmt::print(
           "# memory: {}\n",

@@ -98,7 +98,7 @@ void measure(const Arguments& a) {
     options.max_new_tokens = a.length - prompt;
     tokens = a.docs * options.max_new_tokens;
     for (int64_t step = 0; step < a.steps; ++step) {
-      timed([&] { return Json(generate(session.model, *session.store, prompts, options)[0].ids.back()); });
+      timed([&] { return Json(generate(*session.model, *session.store, prompts, options)[0].ids.back()); });
     }
   }
   std::cout << Json{{"seconds", seconds},

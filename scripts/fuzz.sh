@@ -10,7 +10,7 @@ run() {
   seeds=tests/data/fuzz/$name
   [ -d "$seeds" ] || seeds=
   # shellcheck disable=SC2086
-  if "$1" "build-host/corpus/$name" $seeds -max_total_time="$2" -timeout=10 -rss_limit_mb=4096 -artifact_prefix="build-host/$name-" \
+  if "$1" "build-host/corpus/$name" $seeds -seed=1 -max_total_time="$2" -timeout=10 -rss_limit_mb=4096 -artifact_prefix="build-host/$name-" \
       >"build-host/$name.log" 2>&1; then
     echo "$name: $(grep -c . "build-host/$name.log") lines of log, $(tail -n 1 "build-host/$name.log")"
   else

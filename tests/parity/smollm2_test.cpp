@@ -104,13 +104,13 @@ TEST_F(SmolLm2, ChatsRenderAndAnswerAsInTransformers) {
   SamplingOptions options;
   options.max_new_tokens = 64;
   options.stop_ids = text_->tokenizer->special().stop;
-  const auto together = generate(session_->model, *session_->store, prompts, options);
+  const auto together = generate(*session_->model, *session_->store, prompts, options);
   for (size_t i = 0; i < chats.size(); ++i) {
     EXPECT_EQ(together[i].ids, ids_of(values, fmt::format("chat{}.greedy_ids", i))) << i;
     EXPECT_TRUE(together[i].stopped);
     EXPECT_EQ(text_->tokenizer->decode(together[i].ids), chats[i].at("completion").get<std::string>());
   }
-  const auto alone = generate(session_->model, *session_->store, {prompts[1]}, options);
+  const auto alone = generate(*session_->model, *session_->store, {prompts[1]}, options);
   EXPECT_EQ(alone[0].ids, together[1].ids);
 }
 
@@ -122,12 +122,12 @@ TEST_F(SmolLm2, SampledTokensDoNotDependOnTheBatch) {
   options.top_p = 0.95;
   options.seed = 5;
   options.max_new_tokens = 12;
-  const auto pair = generate(session_->model, *session_->store, {ids, ids}, options);
-  const auto alone = generate(session_->model, *session_->store, {ids}, options);
+  const auto pair = generate(*session_->model, *session_->store, {ids, ids}, options);
+  const auto alone = generate(*session_->model, *session_->store, {ids}, options);
   EXPECT_EQ(pair[0].ids, alone[0].ids);
   EXPECT_NE(pair[1].ids, pair[0].ids);  // another prompt of the batch draws other numbers
   options.seed = 6;
-  EXPECT_NE(generate(session_->model, *session_->store, {ids}, options)[0].ids, alone[0].ids);
+  EXPECT_NE(generate(*session_->model, *session_->store, {ids}, options)[0].ids, alone[0].ids);
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ class Checker {
     SamplingOptions options;
     options.max_new_tokens = static_cast<int64_t>(want.size());
     const auto got =
-        generate(session_.model, *session_.store, {ids_of(expected_, "gen.prompt_ids")}, options);
+        generate(*session_.model, *session_.store, {ids_of(expected_, "gen.prompt_ids")}, options);
     int64_t wrong = 0;
     for (size_t i = 0; i < want.size(); ++i) wrong += got[0].ids.at(i) != want[i];
     lines_.push_back({"greedy ids (number that differ)", static_cast<double>(wrong), 0});

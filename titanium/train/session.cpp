@@ -74,17 +74,17 @@ Session open_session(const std::filesystem::path& folder, const TrainConfig& con
   Session session;
   session.folder = folder;
   session.spec = model_registry(HfConfig::from_folder(folder));
-  session.model = session.spec.build(session.spec.config);
+  session.model = std::make_unique<Model>(session.spec.build(session.spec.config));
   StoreOptions options;
   options.dtypes = store_dtypes(config.training);
-  session.store = std::make_unique<ParamStore>(*session.model.table, session.model.block_count(), options);
+  session.store = std::make_unique<ParamStore>(*session.model->table, session.model->block_count(), options);
   if (load_weights) {
     const HfLoadReport report = load_hf(folder, *session.store);
     log.info("{}: {} tensors, {} read", folder.string(), report.tensors, human_bytes(report.bytes));
     for (const std::string& ignored : report.ignored)
       log.info("{}: {} is not used", folder.string(), ignored);
   }
-  session.step = std::make_unique<TrainStep>(session.model, *session.store, step_options(config));
+  session.step = std::make_unique<TrainStep>(*session.model, *session.store, step_options(config));
   return session;
 }
 

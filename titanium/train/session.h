@@ -15,7 +15,7 @@ namespace titanium {
 struct Session {
   std::filesystem::path folder;
   ModelSpec spec;
-  Model model;
+  std::unique_ptr<Model> model;  // on the heap: step and store refer to it, and a Session may be moved
   std::unique_ptr<ParamStore> store;
   std::unique_ptr<TrainStep> step;
 };

@@ -167,7 +167,7 @@ StepReport Trainer::train_step(Step step) {
   report.step = step_ + 1;
   for (const Sample& sample : step.samples) {
     report.tokens += sample.size();
-    report.flops += 3 * session_.model.forward_flops(sample.size());
+    report.flops += 3 * session_.model->forward_flops(sample.size());
   }
   Counts counts;
   const auto batches = micro_batches(std::move(step.samples), config_.training, &counts);
