@@ -71,6 +71,23 @@ TEST_F(Encode, ChatsEqualTheReference) {
   }
 }
 
+// Tokenizer and template serve several threads at once.
+TEST_F(Encode, ThreadsDoNotMatter) {
+  json records = json::array();
+  for (int i = 0; i < 600; ++i) {
+    json messages = conversations()[static_cast<size_t>(1 + i % 7)]["messages"];
+    messages[0]["content"] = fmt::format("{} number {}", messages[0]["content"].get<std::string>(), i);
+    records.push_back({{"messages", messages}});
+  }
+  DataOptions options;
+  options.threads = 1;
+  const Dataset one = load(records, options);
+  options.threads = 4;
+  const Dataset four = load(records, options);
+  EXPECT_EQ(four.fingerprint(), one.fingerprint());
+  EXPECT_EQ(four.summary().text(), one.summary().text());
+}
+
 // A prompt of messages and a response are the chat that they form; the response alone is trained.
 TEST_F(Encode, AListOfMessagesAsPrompt) {
   const json& chat = conversations()[2];
