@@ -294,7 +294,6 @@ TEST(TrainConfig, PrintedConfigReadsBackTheSame) {
                                             0.1 + 0.2,
                                             1e-300,
                                             5.0,
-
                                             std::string("a\"b\\c\n\t\x01\x7f é"),
                                             std::string("3"),
                                             Strings{"x", "y\"\\"},
