@@ -23,12 +23,14 @@ struct ChatMaskPolicy {
   bool last_turn_only = false;    // learn the last assistant turn only
 };
 
-// Learned: each assistant turn's text as the template renders it after its header, and the end-of-turn token.
-// A token that straddles the edge of a learned span is not learned.  Where the template has {% generation %}
-// blocks they are the spans; else the spans are derived by rendering, and checked.  BadData names `sample`
-// (for example "data.jsonl:12") and the turn where they cannot be derived: the template rewrites or drops the
-// content, or an earlier turn depends on a later one.  BOS is not added a second time: the template alone
-// decides.
+// Learned: what an assistant writes after its header (the generation prompt) up to and with the end-of-turn
+// token: its content, and its reasoning and tool calls where the template shows them.  A token that straddles
+// the edge of a learned span is not learned.  Where the template has {% generation %} blocks they are the
+// spans; else the spans are derived: the header ends where the render of the messages before, with the
+// generation prompt, ends; the turn ends where the render of the messages up to it ends; both must be a
+// prefix of the whole byte for byte.  Where one is not, a second render with another content shows where the
+// content stands.  BadData names `sample` (for example "data.jsonl:12") and the turn where neither holds, or
+// where the template rewrites or drops content, reasoning or a tool call.  The template alone decides on BOS.
 MaskedTokens tokenize_chat(const Tokenizer& tokenizer, const ChatTemplate& chat_template,
                            const ChatInput& input, const ChatMaskPolicy& policy, std::string_view sample);
 

@@ -39,10 +39,10 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
-  // As transformers, a message's keys whose value is null are left out, and reasoning_content, thinking and
-  // reasoning stand for each other.  BadData for raise_exception and for operations that do not fit the
-  // messages (with the line); BadConfig for a filter, test, method or function that does not exist, and past
-  // the limits (output 64 MiB, 10 million steps, nesting 200).
+  // As in transformers 5, a message's keys whose value is null are left out, and reasoning_content and
+  // thinking are filled from one another or from reasoning.  BadData for raise_exception and for operations
+  // that do not fit the messages (with the line); BadConfig for a filter, test, method or function that does
+  // not exist, and past the limits (output 64 MiB, 512 MiB of values, 10 million steps, nesting 200).
   RenderedChat render(const ChatInput& input) const;
 
   bool marks_generation() const;  // has {% generation %} blocks
