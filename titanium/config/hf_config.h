@@ -45,8 +45,7 @@ struct HfConfig {
 
   // BadConfig names `source` and the key: one that is missing, of the wrong type or out of range, a
   // model_type, architecture, activation or rope type that is not supported, or any key whose value asks for
-  // something that would change the result here (quantization_config, dropout, partial rotary embedding,
-  // ...).
+  // something that would change the result here (quantization_config, dropout, partial rotary, ...).
   static HfConfig from_json(const Json& json, const std::string& source);
   static HfConfig from_folder(const std::filesystem::path& folder);  // folder/config.json
 

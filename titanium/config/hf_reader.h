@@ -12,8 +12,7 @@ namespace titanium {
 
 class HfReader {
  public:
-  // `object` is a JSON object that outlives the reader; `prefix` ("rope_scaling.") starts key names in
-  // messages.
+  // `object` is a JSON object that outlives the reader; `prefix` ("rope_scaling.") starts keys in messages.
   HfReader(const Json& object, std::string source, std::string prefix = "")
       : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {}
 

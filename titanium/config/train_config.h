@@ -1,8 +1,8 @@
 // Every knob of `titanium train run.toml`: sections and key names are torchtitan 0.3.0's where it has them.
 //
 // The table in train_config_fields.cpp is the only place that knows key names, texts and ranges: parsing,
-// overrides,
-// --print-config, --help and docs/config.md all come from it.  To add a key: a member here, a line there.
+// overrides, --print-config, --help and docs/config.md all come from it.  To add a key: a member here, a line
+// there.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -140,16 +140,14 @@ struct TrainConfig {
 
 // Defaults, then the file where there is one, then the overrides in order ("--section.key=value"; the dashes
 // may be left out).  Every key is checked by itself where it is given, then the keys against each other.
-// BadConfig: "run.toml:12: [optimizer] lr = -1: allowed: a number > 0", or the override in place of file and
-// line.
+// BadConfig: "run.toml:12: [optimizer] lr = -1: allowed: a number > 0", or the override in front.
 TrainConfig load_train_config(const std::optional<std::filesystem::path>& file,
                               const std::vector<std::string>& overrides = {});
 // The same from the text of a file; `source` is what messages call it.
 TrainConfig parse_train_config(std::string_view toml, const std::string& source,
                                const std::vector<std::string>& overrides = {});
 
-// Keys that have no default and that training needs (model.path, data.path).  BadConfig names the missing
-// one.
+// Keys that have no default and that training needs (model.path, data.path).  BadConfig names it.
 void check_complete(const TrainConfig& config);
 
 // TOML with every key; parse_train_config gives the same config from it, to the last bit.

@@ -45,8 +45,9 @@ void check_numbers(const TrainingConfig& t) {
 
 void check_optimizer(const TrainConfig& c) {
   if (c.optimizer.state_dtype == Dtype::F64 && c.training.dtype != Dtype::F64) {
-    throw BadConfig("optimizer.state_dtype = float64, training.dtype = {}: float64 state needs float64 parameters",
-                    torch_name(c.training.dtype));
+    throw BadConfig(
+        "optimizer.state_dtype = float64, training.dtype = {}: float64 state needs float64 parameters",
+        torch_name(c.training.dtype));
   }
 }
 
