@@ -51,7 +51,7 @@ void read_added_tokens(const Json& config, const fs::path& file, Tokenizer::Impl
     token.content = entry["content"].get<std::string>();
     const auto known = impl.ids.find(token.content);
     if (known != impl.ids.end() && known->second == token.id) continue;  // tokenizer.json has it
-    auto flag = [&](const char* name, bool otherwise) {
+    auto flag = [&, &entry = entry](const char* name, bool otherwise) {  // clang 14 captures no bindings
       if (!has(entry, name)) return otherwise;
       if (!entry[name].is_boolean())
         throw BadConfig("{}.{} is {}; true or false is expected", where, name, entry[name].dump());
