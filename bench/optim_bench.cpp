@@ -81,6 +81,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   report("adamw_135m", median(adamw), median(peer_adamw), n * 28);
+  report("adamw_and_norm_135m", median(adamw) + median(norm), median(peer_adamw) + median(peer_norm), n * 32);
   report("grad_norm_135m", median(norm), median(peer_norm), n * 4);
   return 0;
 }
