@@ -13,8 +13,9 @@
 namespace titanium {
 namespace {
 
-constexpr int64_t kHeldLogits = int64_t{1} << 24;  // logits held at once at most, or those of kLeftRows rows
-constexpr int64_t kGroup = 1024;  // rows of the weight visited at once; a multiple of kMaxRightColumns
+constexpr int64_t kHeldLogits = int64_t{3} << 23;  // logits held at once at most
+constexpr int64_t kWorthHolding = 512;  // rows; with fewer, visiting the weight and its sink again costs more
+constexpr int64_t kGroup = 1024;        // rows of the weight visited at once; a multiple of kMaxRightColumns
 
 template <typename S, typename P>
 class Group {
@@ -272,12 +273,11 @@ at::Tensor backward(const HeadRows& rows, const Handle& weight, const HeadValues
 
 // Forward and backward by chunks of rows whose logits are held in between.
 template <typename S, typename P>
-at::Tensor nll_of_chunks(const HeadRows& rows, const Handle& weight, const at::Tensor& weights,
+at::Tensor nll_of_chunks(const HeadRows& rows, const Handle& weight, const at::Tensor& weights, int64_t step,
                          HeadValues* values) {
   using A = Wide<P>;
   const at::Tensor w = by_rows(weight.value());
   const int64_t R = rows.x.size(0);
-  const int64_t step = std::max(kLeftRows, kHeldLogits / w.size(0) / kLeftRows * kLeftRows);
   const HeldLogits<A> held(std::min(R, step), w.size(0));
   std::vector<at::Tensor> dx, lse, logprob;
   for (int64_t r = 0; r < R || r == 0; r += step) {
@@ -319,13 +319,15 @@ at::Tensor head_nll(const HeadRows& rows, const Handle& weight, const at::Tensor
   for_block_type(rows.x.scalar_type(), [&](auto stored, auto block) {
     using S = decltype(stored);
     using P = decltype(block);
-    // Matrix units form the logits again in less time than memory takes to hold them and to add the weight
-    // gradient chunk by chunk.
-    if (std::is_same_v<P, at::BFloat16> && has_amx()) {
-      *values = forward<S, P>(rows, by_rows(weight.value()), false);
+    const at::Tensor w = by_rows(weight.value());
+    const int64_t step = kHeldLogits / w.size(0) / kLeftRows * kLeftRows;
+    // Matrix units form the logits again in less time than memory takes to hold them.
+    if ((std::is_same_v<P, at::BFloat16> && has_amx()) ||
+        step < std::clamp(rows.x.size(0), kLeftRows, kWorthHolding)) {
+      *values = forward<S, P>(rows, w, false);
       dx = backward<S, P>(rows, weight, *values, {-weights, {}, {}});
     } else {
-      dx = nll_of_chunks<S, P>(rows, weight, weights, values);
+      dx = nll_of_chunks<S, P>(rows, weight, weights, step, values);
     }
   });
   return dx;

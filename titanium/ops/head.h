@@ -33,9 +33,8 @@ struct HeadGradients {
 at::Tensor head_backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
                          const HeadGradients& gradients);
 
-// Both passes for the gradient -weights [R] by logprob: returns dx, sets lse and logprob.  Where recomputing
-// logits costs more than holding them, they are held for a chunk of rows, 64 MiB of fp32 at most (or those of
-// 64 rows).
+// Both passes for the gradient -weights [R] by logprob: returns dx, sets lse and logprob.  Where forming the
+// logits again costs more than holding them, they are held for a chunk of rows: 96 MiB of fp32 at most.
 at::Tensor head_nll(const HeadRows& rows, const Handle& weight, const at::Tensor& weights,
                     HeadValues* values);
 

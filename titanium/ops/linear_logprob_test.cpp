@@ -290,6 +290,27 @@ TEST(WeightedNll, LossAndGradients) {
   }
 }
 
+// More rows than logits are held of, so that several chunks add to the same sink.
+TEST(WeightedNll, ChunksOfRows) {
+  at::manual_seed(11);
+  Case c(600, 8, 45000, at::kFloat);
+  TestHandle once(c.w), later(c.w), twice(c.w);
+  later.deferred = true;
+  const at::Tensor weights = at::rand({600});
+  const WeightedNll a = weighted_nll(c.x, once, c.labels, weights, c.temperature);
+  const WeightedNll b = weighted_nll(c.x, later, c.labels, weights, c.temperature);
+  const at::Tensor logprob = linear_logprob(c.x, twice, c.labels, c.temperature).logprob;
+  const at::Tensor loss = -(weights * logprob).sum(), want = grad({loss}, {c.x})[0];
+  EXPECT_TRUE(at::equal(a.logprob, logprob));
+  EXPECT_LT(relative(a.loss, loss), 1e-6);
+  const at::Tensor dx = grad({a.loss}, {c.x})[0];
+  EXPECT_LT(relative(dx, want), 1e-6);
+  EXPECT_LT(relative(once.sink, twice.sink), 1e-6);
+  EXPECT_TRUE(at::equal(grad({b.loss}, {c.x})[0], dx));
+  later.run_queue();
+  EXPECT_TRUE(at::equal(later.sink, once.sink));
+}
+
 // The weight gradient is in the sink already, so a scale that comes later would be lost.
 TEST(WeightedNll, RefusesAScaleFromOutside) {
   Case c(4, 8, 20, at::kFloat);
