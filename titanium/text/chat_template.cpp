@@ -65,7 +65,7 @@ RenderedChat ChatTemplate::render(const ChatInput& input) const {
   if (!input.bos_token.empty()) variables.emplace_back("bos_token", jinja::Value(input.bos_token));
   if (!input.eos_token.empty()) variables.emplace_back("eos_token", jinja::Value(input.eos_token));
   for (const auto& [key, value] : input.variables.items()) {
-    std::erase_if(variables, [&](const auto& variable) { return variable.first == key; });
+    std::erase_if(variables, [&, &key = key](const auto& variable) { return variable.first == key; });
     variables.emplace_back(key, jinja::from_json(value));
   }
   jinja::Run run(impl_->name, input.now);

@@ -434,7 +434,7 @@ class Renderer {
                         args.positional.size());
     for (const auto& [name, value] : args.named)
       if (std::none_of(macro.parameters.begin(), macro.parameters.end(),
-                       [&](const auto& parameter) { return parameter.first == name; }))
+                       [&, &name = name](const auto& parameter) { return parameter.first == name; }))
         run_.bad_template("the macro '{}' has no parameter '{}'", macro.text, name);
     const Swapped<Scope*> scope(scope_, &inner);
     for (size_t i = 0; i < macro.parameters.size(); ++i) {
@@ -443,8 +443,9 @@ class Renderer {
         inner.set(name, args.positional[i]);
         continue;
       }
-      const auto given = std::find_if(args.named.begin(), args.named.end(),
-                                      [&](const auto& argument) { return argument.first == name; });
+      const auto given =
+          std::find_if(args.named.begin(), args.named.end(),
+                       [&, &name = name](const auto& argument) { return argument.first == name; });
       if (given != args.named.end())
         inner.set(name, given->second);
       else

@@ -342,10 +342,10 @@ TEST(Tokenizer, WhatIsNotSupportedIsNamed) {
       {"/decoder", nullptr, "decoder is missing"},
       {"/decoder", {{"type", "Metaspace"}}, "decoder.type"},
       {"/post_processor", {{"type", "BertProcessing"}}, "post_processor.type"},
-      {"/added_tokens", {added(99999999, "<x>")}, "added_tokens[0].id"},
-      {"/added_tokens", {added(0, "<x>")}, "taken by another token"},
-      {"/added_tokens", {added(9000, "a")}, "in the vocabulary"},
-      {"/added_tokens", {added(9000, "")}, "empty"},
+      {"/added_tokens", Json::array({added(99999999, "<x>")}), "added_tokens[0].id"},
+      {"/added_tokens", Json::array({added(0, "<x>")}), "taken by another token"},
+      {"/added_tokens", Json::array({added(9000, "a")}), "in the vocabulary"},
+      {"/added_tokens", Json::array({added(9000, "")}), "empty"},
       {"/more", 1, "more is 1"},
   };
   ASSERT_EQ(error_of(small_json()), "none");
