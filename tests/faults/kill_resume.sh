@@ -17,7 +17,7 @@ for ((k = 1; k <= kills; ++k)); do
   $titanium "${run[@]}" --dump_folder="$work/killed" --checkpoint.interval=1 2>>"$work/killed.log" &
   pid=$!
   # Some way into the run, at a random moment of a step or of the save after it.
-  target=$((steps * k / (kills + 2)))
+  target=$((steps * k / (2 * kills)))
   while [ "$(steps_done)" -lt $target ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
   sleep "$(printf '0.%03d' $((RANDOM % 60)))"
   if kill -9 $pid 2>/dev/null; then killed=$((killed + 1)); fi
