@@ -43,8 +43,9 @@ class Tokenizer {
   static Tokenizer from_json(std::string_view json, const std::string& name = "tokenizer.json");
   static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
   // A Hugging Face folder: tokenizer.json, and where present tokenizer_config.json, special_tokens_map.json,
-  // generation_config.json, chat_template.jinja, additional_chat_templates/*.jinja.  If tokenizer_config.json
-  // has add_bos_token or add_eos_token, these replace the post-processor, as in transformers.
+  // generation_config.json, chat_template.jinja, additional_chat_templates/*.jinja.  Whether BOS and EOS are
+  // added is the post-processor's to say: add_bos_token and add_eos_token do nothing beside a tokenizer.json,
+  // as in transformers 5.
   static Tokenizer from_folder(const std::filesystem::path& folder);
 
   Tokenizer(Tokenizer&&) noexcept;

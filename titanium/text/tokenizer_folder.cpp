@@ -142,19 +142,6 @@ Tokenizer Tokenizer::from_folder(const fs::path& folder) {
     if (id) impl->tokens[static_cast<size_t>(*id)].special = true;
   impl->special.stop = stop_ids(folder / "generation_config.json", *impl);
 
-  if (has(config, "add_bos_token") || has(config, "add_eos_token")) {
-    auto flag = [&](const char* key) {
-      if (!has(config, key)) return false;
-      if (!config[key].is_boolean())
-        throw BadConfig("{}: {} is {}; true or false is expected", config_file.string(), key,
-                        config[key].dump());
-      return config[key].get<bool>();
-    };
-    impl->prefix.clear();
-    impl->suffix.clear();
-    if (flag("add_bos_token") && impl->special.bos) impl->prefix = {*impl->special.bos};
-    if (flag("add_eos_token") && impl->special.eos) impl->suffix = {*impl->special.eos};
-  }
   impl->chat_templates = read_templates(folder, config);
   return Tokenizer(std::move(impl));
 }

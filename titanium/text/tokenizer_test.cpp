@@ -442,7 +442,8 @@ TEST_F(Folder, SpecialTokensAndTemplates) {
   EXPECT_EQ(tokenizer.special().unk, std::nullopt);
   EXPECT_EQ(tokenizer.special().stop, std::vector<int64_t>{base_ + 1});
   EXPECT_EQ(tokenizer.special_text(tokenizer.special().bos), "<bos>");
-  EXPECT_EQ(tokenizer.encode("", true).ids, std::vector<int64_t>{base_});
+  // transformers 5 takes add_bos_token out of the settings where there is a tokenizer.json.
+  EXPECT_TRUE(tokenizer.encode("", true).ids.empty());
   EXPECT_EQ(tokenizer.chat_templates(),
             (std::map<std::string, std::string>{{"default", "d"}, {"tool_use", "t"}}));
 
@@ -469,7 +470,6 @@ TEST_F(Folder, ErrorsNameFileAndKey) {
   for (const Case& one :
        {Case{"tokenizer_config.json", R"({"bos_token": "<nope>"})", "bos_token '<nope>'"},
         {"tokenizer_config.json", R"({"bos_token": 3})", "bos_token is 3"},
-        {"tokenizer_config.json", R"({"add_bos_token": "yes"})", "add_bos_token is \"yes\""},
         {"tokenizer_config.json", R"({"added_tokens_decoder": {"x": {}}})", "added_tokens_decoder.x"},
         {"tokenizer_config.json", R"({"chat_template": 3})", "chat_template"},
         {"tokenizer_config.json", R"([])", "an object is expected"},
