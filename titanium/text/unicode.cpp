@@ -61,17 +61,33 @@ uint8_t properties_of(uint32_t code) {
 
 Properties::Properties() : index_(0x1100) {
   std::map<std::array<uint8_t, 256>, uint16_t> known;
-  size_t run = 0;
-  for (uint32_t page = 0; page < 0x1100; ++page) {
-    std::array<uint8_t, 256> values;
-    for (uint32_t i = 0; i < 256; ++i) {
-      const uint32_t c = page << 8 | i;
-      while (run + 1 < std::size(kRuns) && kRuns[run + 1].first <= c) ++run;
-      values[i] = kRuns[run].flags;
-    }
+  std::array<int, 256> uniform;  // the page that is all of one value, or -1
+  uniform.fill(-1);
+  auto add = [&](const std::array<uint8_t, 256>& values) {
     const auto [it, fresh] = known.try_emplace(values, static_cast<uint16_t>(known.size()));
     if (fresh) pages_.insert(pages_.end(), values.begin(), values.end());
-    index_[page] = it->second;
+    return it->second;
+  };
+  size_t run = 0;
+  for (uint32_t page = 0; page < 0x1100; ++page) {
+    const uint32_t begin = page << 8, end = begin + 256;
+    auto next = [&] { return run + 1 < std::size(kRuns) ? kRuns[run + 1].first : 0x110000; };
+    while (next() <= begin) ++run;
+    std::array<uint8_t, 256> values;
+    const uint8_t first = kRuns[run].flags;
+    if (next() >= end) {
+      if (uniform[first] < 0) {
+        values.fill(first);
+        uniform[first] = add(values);
+      }
+      index_[page] = static_cast<uint16_t>(uniform[first]);
+      continue;
+    }
+    for (uint32_t c = begin; c < end; ++c) {
+      while (next() <= c) ++run;
+      values[c - begin] = kRuns[run].flags;
+    }
+    index_[page] = add(values);
   }
 }
 
