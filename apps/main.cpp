@@ -20,8 +20,9 @@ int run_main(int argc, char** argv) {
   add_plan(app, run);
   add_info(app, run);
   const std::vector<const CLI::App*> commands = std::as_const(app).get_subcommands({});
-  if (argc > 1 && argv[1][0] != '-' &&
-      std::none_of(commands.begin(), commands.end(), [&](const CLI::App* c) { return c->get_name() == argv[1]; })) {
+  if (argc > 1 && argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), [&](const CLI::App* c) {
+        return c->get_name() == argv[1];
+      })) {
     std::string known;
     for (const CLI::App* command : commands) known += (known.empty() ? "" : ", ") + command->get_name();
     std::cerr << "titanium: BadConfig: unknown command '" << argv[1] << "'; known: " << known << std::endl;

@@ -13,7 +13,8 @@ std::vector<Sample> samples_of_many_lengths() {
   std::vector<Sample> samples;
   for (int64_t n : {5, 64, 17, 130, 33, 8}) {
     Sample sample;
-    for (int64_t t = 0; t < n; ++t) sample.ids.push_back(static_cast<int32_t>((t * t * 7 + 13 * n + t) % 320));
+    for (int64_t t = 0; t < n; ++t)
+      sample.ids.push_back(static_cast<int32_t>((t * t * 7 + 13 * n + t) % 320));
     sample.loss_mask.assign(sample.ids.size(), 1);
     samples.push_back(std::move(sample));
   }
@@ -45,7 +46,8 @@ TEST_P(Packing, ScoresDoNotDependOnTheMicroBatch) {
   const auto together = score_samples(*session.step, samples, 1000, "budget");
   const auto split = score_samples(*session.step, samples, 130, "budget");
   std::vector<TokenScores> alone;
-  for (const Sample& sample : samples) alone.push_back(score_samples(*session.step, {sample}, 1000, "budget")[0]);
+  for (const Sample& sample : samples)
+    alone.push_back(score_samples(*session.step, {sample}, 1000, "budget")[0]);
   // In bf16 every kernel is ours and keeps the order of every sum; in fp32 products are MKL's.
   const double allowed = dtype == "bfloat16" ? 0 : 1e-5;
   EXPECT_LE(largest_difference(together, split), allowed);

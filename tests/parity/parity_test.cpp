@@ -1,20 +1,23 @@
-// Every dense model family against Hugging Face's numbers: log-probs, entropies, loss, gradients, generations.
+// Every dense model family against Hugging Face's numbers: log-probs, entropies, loss, gradients,
+// generations.
 #include <gtest/gtest.h>
 
-#include "titanium/train/check.h"
 #include "titanium/base/error.h"
+#include "titanium/train/check.h"
 
 namespace titanium {
 namespace {
 
-const char* const kModels[] = {"llama3", "llama_tied", "llama_bf16", "llama_headdim", "mistral_swa", "qwen2", "qwen3", "qwen3_tied"};
+const char* const kModels[] = {"llama3",      "llama_tied", "llama_bf16", "llama_headdim",
+                               "mistral_swa", "qwen2",      "qwen3",      "qwen3_tied"};
 
 struct Variant {
   const char* name;
   std::vector<std::string> overrides;
 };
 
-// Three documents of 13, 7 and 20 tokens: budgets of 40, 27 and 20 tokens make one, two and three micro-batches.
+// Three documents of 13, 7 and 20 tokens: budgets of 40, 27 and 20 tokens make one, two and three
+// micro-batches.
 const Variant kVariants[] = {
     {"none", {"activation_checkpoint.mode=none"}},
     {"op", {"activation_checkpoint.mode=selective"}},
@@ -32,10 +35,12 @@ void expect_ok(const std::string& model, std::vector<std::string> overrides) {
   // Longest record first, so that budgets below it are accepted.
   overrides.insert(overrides.begin(), "training.seq_len=20");
   const TrainConfig config = load_train_config(std::nullopt, overrides);
-  const auto lines = check_model(std::string(TITANIUM_SOURCE_DIR) + "/tests/data/models/" + model, config, log);
+  const auto lines =
+      check_model(std::string(TITANIUM_SOURCE_DIR) + "/tests/data/models/" + model, config, log);
   EXPECT_GT(lines.size(), 20u);
   for (const CheckLine& line : lines) {
-    EXPECT_TRUE(line.ok()) << model << ": " << line.quantity << " differs by " << line.difference << ", allowed " << line.tolerance;
+    EXPECT_TRUE(line.ok()) << model << ": " << line.quantity << " differs by " << line.difference
+                           << ", allowed " << line.tolerance;
   }
 }
 
@@ -51,16 +56,22 @@ TEST_P(Parity, Float32) {
 TEST_P(Parity, Float64) {
   auto [model, variant] = GetParam();
   std::vector<std::string> overrides = {"training.dtype=float64", "training.mixed_precision_param=float64",
-                                        "training.mixed_precision_reduce=float64", "optimizer.state_dtype=float64"};
+                                        "training.mixed_precision_reduce=float64",
+                                        "optimizer.state_dtype=float64"};
   overrides.insert(overrides.end(), variant.overrides.begin(), variant.overrides.end());
   expect_ok(model, overrides);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Parity, testing::Combine(testing::ValuesIn(kModels), testing::ValuesIn(kVariants)),
-                         [](const auto& info) { return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param).name; });
+INSTANTIATE_TEST_SUITE_P(Models, Parity,
+                         testing::Combine(testing::ValuesIn(kModels), testing::ValuesIn(kVariants)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param).name;
+                         });
 
 class ParityBf16 : public testing::TestWithParam<const char*> {};
-TEST_P(ParityBf16, Bf16ComputeStaysWithinPlainBf16Arithmetic) { expect_ok(GetParam(), {"training.mixed_precision_param=bfloat16"}); }
+TEST_P(ParityBf16, Bf16ComputeStaysWithinPlainBf16Arithmetic) {
+  expect_ok(GetParam(), {"training.mixed_precision_param=bfloat16"});
+}
 INSTANTIATE_TEST_SUITE_P(Models, ParityBf16, testing::ValuesIn(kModels));
 
 TEST(Check, SaysWhatIsMissing) {
@@ -68,7 +79,8 @@ TEST(Check, SaysWhatIsMissing) {
   quiet.level = LogLevel::kOff;
   Log log(quiet);
   try {
-    check_model(std::string(TITANIUM_SOURCE_DIR) + "/tests/data/tokenizer", load_train_config(std::nullopt), log);
+    check_model(std::string(TITANIUM_SOURCE_DIR) + "/tests/data/tokenizer", load_train_config(std::nullopt),
+                log);
     FAIL() << "a folder without reference values was accepted";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("expected.safetensors"), std::string::npos) << e.what();

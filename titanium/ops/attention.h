@@ -32,8 +32,8 @@ struct AttentionSpec {
   std::vector<int64_t> q_bounds;  // [D + 1], first query of each document, then T
   std::vector<int64_t> k_bounds;  // [D + 1], the same for keys; the last query of a document sits at its last
                                   // key, so a document may have more keys than queries (a KV cache)
-  int64_t window = 0;  // a query sees the keys with 0 <= q - k < window; 0 = all before it
-  double scale = 0;    // 0 = 1 / sqrt(H)
+  int64_t window = 0;             // a query sees the keys with 0 <= q - k < window; 0 = all before it
+  double scale = 0;               // 0 = 1 / sqrt(H)
 };
 
 // q [Tq, N, H], k and v [Tk, K, H] -> [Tq, N, H].  Query head n uses key head n / (N / K).  No document sees

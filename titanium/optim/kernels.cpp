@@ -160,15 +160,19 @@ INLINE double squares(const T* x, int64_t n) {
 
 // A clone is a plain function: the templates are inlined into it and compiled for its instruction set.
 // fp64 masters have fp64 state, others fp32 or bf16.
-#define FOR_EACH_KERNEL(X)                                                       \
-  X(f32_f32_f32, float, float, float)                                            \
-  X(f32_f32_bf16, float, float, BF16)                                            \
-  X(f32_f64_f32, float, double, float)                                           \
-  X(f32_f64_bf16, float, double, BF16)                                           \
-  X(bf16_f32_f32, BF16, float, float)                                            \
-  X(bf16_f32_bf16, BF16, float, BF16) X(bf16_f64_f32, BF16, double, float)       \
-      X(bf16_f64_bf16, BF16, double, BF16) X(f64_f32_f64, double, float, double) \
-          X(f64_f64_f64, double, double, double)
+// clang-format off
+#define FOR_EACH_KERNEL(X)             \
+  X(f32_f32_f32, float, float, float) \
+  X(f32_f32_bf16, float, float, BF16) \
+  X(f32_f64_f32, float, double, float) \
+  X(f32_f64_bf16, float, double, BF16) \
+  X(bf16_f32_f32, BF16, float, float) \
+  X(bf16_f32_bf16, BF16, float, BF16) \
+  X(bf16_f64_f32, BF16, double, float) \
+  X(bf16_f64_bf16, BF16, double, BF16) \
+  X(f64_f32_f64, double, float, double) \
+  X(f64_f64_f64, double, double, double)
+// clang-format on
 
 namespace optim_kernels {
 #define DEFINE(name, P, G, S)                                                                         \

@@ -94,8 +94,8 @@ class Checker {
   double tolerance(const char* key, double temperature = 1) const {
     if (fp64_) return kFp64Tolerance;
     if (!bf16_) return meta_.at("tolerances").at(key).get<double>();
-    // What plain bf16 arithmetic differs by.  The loss is a mean of log-probs, so its error is at most their mean error;
-    // an error of logits counts 1 / temperature.
+    // What plain bf16 arithmetic differs by.  The loss is a mean of log-probs, so its error is at most their
+    // mean error; an error of logits counts 1 / temperature.
     const Json& bf16 = meta_.at("indicative_bf16_compute_vs_fp64");
     if (std::string(key) == "loss_atol") return bf16.at("logprob_mean_abs").get<double>();
     return 2 * bf16.at("logprob_max_abs").get<double>() / temperature;

@@ -20,8 +20,8 @@ struct CheckLine {
 // Runs the packed batch and the prompt of folder/expected.safetensors in the dtypes, recompute mode and
 // micro-batch budget of `config`: log-probs and entropies at temperatures 1 and 0.7, loss, every gradient,
 // the gradient norm, greedy ids.  fp32 compares within folder/meta.json's tolerances, fp64 with the float64
-// values at 1e-9.  bf16 compute is compared with the float64 values, within
-// twice the errors that meta.json says plain bf16 arithmetic has.  BadConfig, BadCheckpoint: a file or tensor is missing.
+// values at 1e-9.  bf16 compute is compared with the float64 values, within twice the errors that meta.json
+// says plain bf16 arithmetic has.  BadConfig, BadCheckpoint: a file or tensor is missing.
 std::vector<CheckLine> check_model(const std::filesystem::path& folder, const TrainConfig& config, Log& log);
 
 }  // namespace titanium

@@ -58,7 +58,8 @@ OptimizerOptions optimizer_options(const OptimizerConfig& c) {
           .weight_decay = c.weight_decay,
           .momentum = c.momentum,
           .decay_norms_and_biases = c.decay_norms_and_biases,
-          .state_dtype = c.state_dtype == Dtype::BF16 ? at::kBFloat16 : at::kFloat};  // fp64 masters have fp64 state
+          .state_dtype =
+              c.state_dtype == Dtype::BF16 ? at::kBFloat16 : at::kFloat};  // fp64 masters have fp64 state
 }
 
 Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,

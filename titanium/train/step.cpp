@@ -60,7 +60,8 @@ std::vector<TokenStats> TrainStep::score(const std::vector<PackedBatch>& batches
     in.wants = wants;
     return in;
   };
-  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, nullptr, true}).stats;
+  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, nullptr, true})
+      .stats;
 }
 
 }  // namespace titanium
