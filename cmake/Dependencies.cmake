@@ -21,6 +21,16 @@ if(TITANIUM_TORCH)
     -Wl,-rpath,${torch_root}/lib -Wl,-rpath-link,${torch_root}/lib
     -Wl,-rpath-link,${TITANIUM_DEPS}/nvidia/cu13/lib -Wl,--allow-shlib-undefined -Wl,--as-needed)
 
+  if(TITANIUM_CUDA)
+    if(EXISTS ${torch_root}/lib/libtorch_cuda.so)
+      # Nothing names a symbol of it: it registers the device's kernels when it is loaded.
+      target_link_options(titanium_torch INTERFACE -Wl,--no-as-needed)
+      target_link_libraries(titanium_torch INTERFACE ${torch_root}/lib/libtorch_cuda.so ${torch_root}/lib/libc10_cuda.so)
+    else()
+      message(STATUS "cuda: ${torch_root}/lib has no libtorch_cuda.so: this build is for the CPU")
+    endif()
+  endif()
+
   add_library(titanium_pch STATIC ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
   target_link_libraries(titanium_pch PUBLIC titanium_flags titanium_torch fmt::fmt nlohmann_json::nlohmann_json)
   target_precompile_headers(titanium_pch PRIVATE <ATen/ATen.h> <ATen/Parallel.h>

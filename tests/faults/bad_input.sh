@@ -76,6 +76,9 @@ grep -q '"loss": *0.0' "$work/masked_run/metrics.jsonl" || fail "loss is not 0: 
 # A checkpoint that does not fit.
 "$titanium" "${train[@]}" --dump_folder="$work/first" 2>/dev/null
 expect $config_status "seed" "${train[@]}" --dump_folder="$work/first" --training.seed=43 --training.steps=4
+expect 0 "" "${train[@]}" --dump_folder="$work/first" --checkpoint.load_step=2 --training.steps=3
+expect $config_status "also holds step 3" "${train[@]}" --dump_folder="$work/first" --checkpoint.load_step=2 --training.steps=4
+rm -r "$work/first/checkpoint/step-3"
 printf 'x' | dd of="$(ls "$work"/first/checkpoint/step-2/*.safetensors | head -n 1)" bs=1 seek=2000 conv=notrunc 2>/dev/null
 expect $checkpoint_status "step-2" "${train[@]}" --dump_folder="$work/first" --training.steps=4
 

@@ -86,6 +86,14 @@ std::filesystem::path Trainer::resume_from() const {
     if (!std::filesystem::exists(path)) {
       throw BadConfig("checkpoint.load_step = {}: {} does not exist", c.load_step, path.string());
     }
+    if (latest.found && latest.found->step > c.load_step) {
+      throw BadConfig(
+          "checkpoint.load_step = {}, but {} also holds step {}, which the next resume would take instead of "
+          "what "
+          "this run saves: move newer checkpoints away, or give another dump_folder and "
+          "checkpoint.initial_load_path = {}, checkpoint.initial_load_model_only = false",
+          c.load_step, folder.string(), latest.found->step, path.string());
+    }
     return path;
   }
   return latest.found ? latest.found->path : std::filesystem::path();
