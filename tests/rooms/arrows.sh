@@ -10,6 +10,7 @@ declare -A above=(
   [schedule]="base batch ops dist shard models loss" [optim]="base formats ops dist shard"
   [weights]="base formats ops dist shard optim" [rollout]="base batch ops dist shard models schedule"
   [train]="base formats config text batch data report ops dist shard models loss schedule optim weights rollout"
+  [engine]="base formats config text batch data report ops dist shard models loss schedule optim weights rollout train" [serve]="base formats config text batch data report ops dist shard models loss schedule optim weights rollout train engine"
 )
 bad=0
 for room in titanium/*/; do
