@@ -1,0 +1,142 @@
+"""Batches and results in the forms that the engine's methods take and give."""
+
+import sys
+
+from .arrays import raw_to_list, to_raw
+from .errors import BadConfig, BadData
+
+_FLAGS = ("calculate_entropy", "calculate_sum_pi_squared", "return_model_output")
+_KEYS = ("input_ids", "offsets", "loss_mask", "temperature", "columns", "seq_columns", "group", "micro", "counts")
+STATS = ("log_probs", "entropy", "values", "sum_pi_squared")
+
+
+class Jagged:
+    """Rows of different lengths, end to end: row i is values[offsets[i]:offsets[i + 1]]."""
+
+    def __init__(self, values, offsets, row_offsets=None):
+        self.values, self.offsets = values, offsets
+        self._rows = row_offsets if row_offsets is not None else [int(x) for x in offsets]
+
+    def __len__(self):
+        return len(self._rows) - 1
+
+    def __getitem__(self, i):
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")
+        i %= len(self)
+        return self.values[self._rows[i] : self._rows[i + 1]]
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self):
+        return f"Jagged(rows={len(self)}, values={self._rows[-1]})"
+
+    def nested(self):
+        """A torch jagged nested tensor [rows, j]."""
+        import torch
+
+        values, offsets = torch.as_tensor(self.values), torch.as_tensor(self.offsets)
+        return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+class Stats:
+    """What a loss of the caller's own sees of a micro-batch: [T] each, or None where it was not asked for."""
+
+    def __init__(self, message, arrays):
+        for name in STATS:
+            raw = message.tensors.get(name)
+            setattr(self, name, None if raw is None else arrays(raw))
+        self.offsets = arrays(message.tensors["offsets"])  # [D + 1], bounds of the documents in T
+        self.sample = raw_to_list(message.tensors["sample"])  # [D], the row of the batch that each document is
+        self.forward_only = message.body["forward_only"]
+        self._rows = raw_to_list(message.tensors["offsets"])
+
+    def jagged(self, name):
+        """A statistic by document."""
+        values = getattr(self, name)
+        return None if values is None else Jagged(values, self.offsets, self._rows)
+
+
+def _is_nested(value):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.is_nested
+
+
+def _flat(value, what):
+    """Values of a jagged tensor or a flat array, and the offsets of the former."""
+    if isinstance(value, Jagged):
+        return to_raw(value.values, what), to_raw(value.offsets, what)
+    if _is_nested(value):
+        return to_raw(value.values(), what), to_raw(value.offsets(), what)
+    return to_raw(value, what), None
+
+
+def encode_batch(batch):
+    """(arguments, tensors) of a batch; what its numbers must be is checked by the engine."""
+    unknown = [key for key in batch if key not in _KEYS + _FLAGS]
+    if unknown:
+        raise BadData(f"batch: unknown key {unknown[0]!r}; allowed: {', '.join(_KEYS + _FLAGS)}")
+    if "input_ids" not in batch:
+        raise BadData("batch: input_ids is missing")
+    args = {flag: bool(batch.get(flag, False)) for flag in _FLAGS}
+    tensors = {}
+    tensors["input_ids"], offsets = _flat(batch["input_ids"], "batch: input_ids")
+    if batch.get("offsets") is not None:
+        offsets = to_raw(batch["offsets"], "batch: offsets")
+    if offsets is None:
+        raise BadData("batch: offsets is missing, and input_ids is not a jagged tensor")
+    tensors["offsets"] = offsets
+
+    if batch.get("loss_mask") is not None:
+        tensors["loss_mask"], _ = _flat(batch["loss_mask"], "batch: loss_mask")
+    temperature = batch.get("temperature")
+    if isinstance(temperature, (int, float)):
+        args["temperature"] = float(temperature)
+    elif temperature is not None:
+        tensors["temperature"] = to_raw(temperature, "batch: temperature")
+    if batch.get("group") is not None:
+        tensors["group"] = to_raw(batch["group"], "batch: group")
+    for kind in ("columns", "seq_columns"):
+        for name, values in (batch.get(kind) or {}).items():
+            tensors[f"{kind}.{name}"], _ = _flat(values, f"batch: {kind} {name!r}")
+    micro = batch.get("micro")
+    if micro is not None:
+        if "given" in micro:
+            micro = {**micro, "given": [[int(i) for i in group] for group in micro["given"]]}
+        args["micro"] = micro
+    if batch.get("counts") is not None:
+        args["counts"] = {key: int(value) for key, value in batch["counts"].items()}
+    return args, tensors
+
+
+def decode_output(message, arrays):
+    """The result of a forward, as a dict."""
+    tensors, output = message.tensors, {}
+    names = [name for name in STATS if f"model_output.{name}" in tensors]
+    if names:
+        offsets, rows = arrays(tensors["offsets"]), raw_to_list(tensors["offsets"])
+        output = {name: Jagged(arrays(tensors[f"model_output.{name}"]), offsets, rows) for name in names}
+    reports = {
+        name: {"sum": float(r["sum"]), "count": float(r["count"]), "op": r["op"]}
+        for name, r in message.body["metrics"].items()
+    }
+    return {
+        "model_output": output,
+        "loss": raw_to_list(tensors["loss"]) if "loss" in tensors else [],
+        "metrics": {name: float(r["value"]) for name, r in message.body["metrics"].items()},
+        "reports": reports,
+    }
+
+
+def encode_loss(loss):
+    """How a loss is named in a request."""
+    if loss is None:
+        return None
+    if callable(loss):
+        return {"name": "external"}
+    if isinstance(loss, str):
+        return {"name": loss}
+    if isinstance(loss, dict) and isinstance(loss.get("name"), str):
+        return loss
+    raise BadConfig(f"loss: {loss!r} is neither None, a callable, nor a dict with the name of a built-in loss")

@@ -1,0 +1,541 @@
+"""The engine behind `titanium serve`: `spawn` or `connect`, then the methods of BaseEngine."""
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+
+from .arrays import ArrayFactory, Raw, to_raw
+from .batch import STATS, Stats, decode_output, encode_batch, encode_loss
+from .errors import BadConfig, BadData, ServerDied, TitaniumError, from_kind
+from .process import ServerProcess, describe_status, find_binary, peer_pidfd, open_pidfd
+from .wire import Channel, ConnectionLost, Message, json_number
+
+_END = 10.0  # seconds that a server has to end by itself
+
+
+def spawn(
+    config,
+    *,
+    binary=None,
+    model_type="language_model",
+    backend="titanium",
+    device="cpu",
+    arrays="auto",
+    bf16="uint16",
+    env=None,
+    args=(),
+    log=None,
+):
+    """Starts a server of our own with an engine in it.  It ends with the engine, with this process, or with close().
+
+    config: what EngineConfig reads, a dict.  binary: the `titanium` command (see find_binary).  arrays, bf16: what results
+    are made of (ArrayFactory).  env, args: added to the server's.  log: takes its lines: a callable, a file, None for our
+    stderr.
+    """
+    factory = ArrayFactory(arrays, bf16)
+    process = ServerProcess(find_binary(binary), args, env, log)
+    engine = Engine(Channel(process.socket, open_pidfd(process.pid)), factory, process)
+    try:
+        engine._create({"config": config, "model_type": model_type, "backend": backend, "device": device})
+    except BaseException:
+        engine._abandon()
+        raise
+    return engine
+
+
+def connect(
+    address,
+    *,
+    config=None,
+    model_type="language_model",
+    backend="titanium",
+    device="cpu",
+    arrays="auto",
+    bf16="uint16",
+    timeout=10.0,
+):
+    """Speaks to a server that listens: "unix:/path", "unix:@name" or "tcp:127.0.0.1:port".
+
+    With a config the server makes a new engine; without one its engine is taken as it is.  close() leaves server and engine
+    as they are for the next client; when this process dies the server ends.
+    """
+    factory = ArrayFactory(arrays, bf16)
+    sock = _connect(address, timeout)
+    engine = Engine(Channel(sock, peer_pidfd(sock)), factory, None, address)
+    try:
+        if config is None:
+            engine._attach()
+        else:
+            engine._create({"config": config, "model_type": model_type, "backend": backend, "device": device})
+    except BaseException:
+        engine._abandon()
+        raise
+    return engine
+
+
+def _connect(address, timeout):
+    kind, _, rest = address.partition(":")
+    try:
+        if kind == "unix" and rest:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(timeout)
+                sock.connect("\0" + rest[1:] if rest[0] == "@" else rest)
+            except BaseException:
+                sock.close()
+                raise
+        elif kind == "tcp" and rest.rpartition(":")[2].isdigit():
+            host, _, port = rest.rpartition(":")
+            sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            raise BadConfig(f"{address!r} is not an address; allowed: unix:/path, unix:@name, tcp:host:port")
+    except OSError as error:
+        raise BadConfig(f"{address}: no server answers: {error}") from error
+    sock.settimeout(None)
+    return sock
+
+
+class Engine:
+    """One engine of one server.  Calls wait for one another; a call inside a loss callable is refused."""
+
+    def __init__(self, channel, arrays, process=None, address=None):
+        self._channel, self._arrays, self._process, self._address = channel, arrays, process, address
+        self._lock = threading.RLock()
+        self._in_call = None  # the method that waits for its reply
+        self._next_id = 1
+        self._ended = None  # why the connection is of no use any more
+        self._modes = []
+        self._groups, self._sent_groups = [], []
+        self._pending = None  # the stream whose next bucket is under way
+        self._finish = weakref.finalize(self, _release, channel, process, os.getpid())
+        try:
+            greeting = channel.receive()
+        except (ConnectionLost, BadData) as error:
+            raise self._died("start", error) from None
+        if greeting.type == "error":
+            self._ended = greeting.text
+            raise from_kind(greeting.name, greeting.text)
+        self.info = greeting.body  # {"version", "pid", "created"}
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def initialize(self, config=None):
+        """Reads the weights, makes optimizer and schedule.  config: replaces the one that the engine was made with."""
+        if config is not None:
+            self._create({**self._made_with, "config": config})
+        self._take(self._call("initialize").body)
+
+    def close(self):
+        """Ends the connection, and with it the server if it is our own.  Twice is once."""
+        with self._lock:
+            if self._ended is None:
+                try:
+                    self._call("close")
+                except ServerDied:
+                    pass
+                self._ended = "it was closed"
+            self._finish()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    # -- modes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def mode(self):
+        """"train", "eval", or None outside of both."""
+        return self._modes[-1] if self._modes else None
+
+    def train_mode(self, disable_auto_offload=False, zero_grad_on_exit=True):
+        """A context manager: loads the state on entry, offloads it on exit, where the config asks for that."""
+        args = {"disable_auto_offload": bool(disable_auto_offload), "zero_grad_on_exit": bool(zero_grad_on_exit)}
+        return self._scope("train", args)
+
+    def eval_mode(self, disable_auto_offload=False):
+        return self._scope("eval", {"disable_auto_offload": bool(disable_auto_offload)})
+
+    @contextlib.contextmanager
+    def _scope(self, mode, args):
+        self._call("enter_mode", {"mode": mode, **args})
+        self._modes.append(mode)
+        try:
+            yield self
+        except BaseException:
+            self._modes.pop()
+            if self._ended is None:
+                with contextlib.suppress(TitaniumError):  # the first failure is the one to tell
+                    self._call("exit_mode", {"failed": True})
+            raise
+        self._modes.pop()
+        self._call("exit_mode", {"failed": False})
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def forward_backward_batch(self, batch, loss=None, forward_only=False):
+        """Forward of the whole batch and, unless forward_only, backward, which adds into the gradients."""
+        return self._run("forward_backward_batch", batch, loss, {"forward_only": bool(forward_only)})
+
+    def forward_step(self, batch, loss=None):
+        """The whole batch as one micro-batch, forward alone."""
+        return self._run("forward_step", batch, loss, {})
+
+    def train_batch(self, batch, loss):
+        """Zero, forward and backward, update.  Adds the metric "grad_norm"."""
+        return self._run("train_batch", batch, loss, {})
+
+    def infer_batch(self, batch, loss=None):
+        return self._run("infer_batch", batch, loss, {})
+
+    def optimizer_zero_grad(self):
+        self._call("optimizer_zero_grad")
+
+    def optimizer_step(self):
+        """The global gradient norm before clipping; when it is not finite nothing was updated."""
+        return float(self._call("optimizer_step").body["grad_norm"])
+
+    def lr_scheduler_step(self):
+        """The learning rate of the next update."""
+        body = self._call("lr_scheduler_step").body
+        self._take(body)
+        return float(body["lr"])
+
+    @property
+    def param_groups(self):
+        """Dicts with lr, betas, eps, weight_decay; what is written into them holds from the next call."""
+        return self._groups
+
+    @property
+    def optimizer(self):
+        """Something with param_groups."""
+        return _Optimizer(self)
+
+    # -- weights, state -------------------------------------------------------------------------------------------
+
+    def get_per_tensor_param(self, **options):
+        """Full tensors under their Hugging Face names; options are those of SyncOptions."""
+        reply = self._call("weights_begin", options)
+        return WeightStream(self, reply.body)
+
+    def to(self, device, model=True, optimizer=True, grad=True):
+        args = {"device": str(device), "model": bool(model), "optimizer": bool(optimizer), "grad": bool(grad)}
+        self._call("to", args)
+
+    def save_checkpoint(self, local_path, global_step=0, max_ckpt_to_keep=None):
+        """When it returns the checkpoint is on disk.  max_ckpt_to_keep: None or 0 keeps all."""
+        args = {"local_path": os.path.abspath(local_path), "global_step": int(global_step)}
+        self._call("save_checkpoint", {**args, "max_ckpt_to_keep": int(max_ckpt_to_keep or 0)})
+
+    def load_checkpoint(self, local_path):
+        self._take(self._call("load_checkpoint", {"local_path": os.path.abspath(local_path)}).body)
+
+    @contextlib.contextmanager
+    def disable_adapter(self):
+        """Runs without the adapter inside."""
+        self._call("enter_disable_adapter")
+        try:
+            yield self
+        finally:
+            if self._ended is None:
+                self._call("exit_disable_adapter")
+
+    # -- where it stands ------------------------------------------------------------------------------------------
+
+    def get_data_parallel_rank(self):
+        return self._facts["data_parallel_rank"]
+
+    def get_data_parallel_size(self):
+        return self._facts["data_parallel_size"]
+
+    def is_mp_src_rank_with_outputs(self):
+        return self._facts["is_mp_src_rank_with_outputs"]
+
+    @property
+    def is_param_offload_enabled(self):
+        return self._facts["is_param_offload_enabled"]
+
+    @property
+    def is_optimizer_offload_enabled(self):
+        return self._facts["is_optimizer_offload_enabled"]
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def _create(self, args):
+        self._groups, self._sent_groups, self._modes = [], [], []
+        self._made_with = args
+        self._facts = self._call("create", args).body
+
+    def _attach(self):
+        body = self._call("attach").body
+        self._made_with, self._facts = body["made_with"], body["facts"]
+        self._take(body)
+
+    def _take(self, body):
+        """Param groups as the engine has them, into the dicts that the caller may hold."""
+        fresh = [
+            {
+                "lr": float(g["lr"]),
+                "betas": tuple(float(b) for b in g["betas"]),
+                "eps": float(g["eps"]),
+                "weight_decay": float(g["weight_decay"]),
+            }
+            for g in body["param_groups"]
+        ]
+        if len(fresh) != len(self._groups):
+            self._groups[:] = [{} for _ in fresh]
+        for ours, theirs in zip(self._groups, fresh):
+            ours.update(theirs)
+        self._sent_groups = [dict(g) for g in self._groups]
+
+    def _push_groups(self):
+        if self._groups == self._sent_groups:
+            return
+        try:
+            groups = [
+                {
+                    "lr": json_number(g["lr"]),
+                    "betas": [json_number(b) for b in g["betas"]],
+                    "eps": json_number(g["eps"]),
+                    "weight_decay": json_number(g["weight_decay"]),
+                }
+                for g in self._groups
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadConfig(f"param_groups: each holds lr, betas, eps and weight_decay as numbers: {error!r}") from error
+        self._exchange("set_param_groups", {"param_groups": groups}, {}, None)
+        self._sent_groups = [dict(g) for g in self._groups]
+
+    def _run(self, method, batch, loss, args):
+        batch_args, tensors = encode_batch(batch)
+        args = {**args, **batch_args, "loss": encode_loss(loss)}
+        reply = self._call(method, args, tensors, loss if callable(loss) else None)
+        return decode_output(reply, self._arrays)
+
+    def _call(self, method, args=None, tensors=None, loss=None):
+        with self._lock:
+            if self._in_call is not None:
+                raise BadConfig(f"{method}: not possible inside a loss callable, while {self._in_call} runs")
+            self._in_call = method
+            try:
+                if self._pending is not None:  # its bucket comes first
+                    self._pending._settle()
+                if method != "close":
+                    self._push_groups()
+                return self._exchange(method, args, tensors, loss)
+            finally:
+                self._in_call = None
+
+    def _exchange(self, method, args, tensors, loss):
+        """One request, the calls of the engine inside it, and its reply."""
+        self._post(method, args, tensors)
+        return self._answer(method, loss)
+
+    def _post(self, method, args, tensors):
+        if self._ended is not None:
+            raise ServerDied(f"{method}: no titanium server: {self._ended}")
+        try:
+            self._channel.send(Message("method", method, self._next_id, args, tensors))
+        except ConnectionLost as error:
+            raise self._died(method, error) from None
+        except BadData:
+            raise  # too large: nothing was sent
+        except BaseException:
+            self._abandon("an exception interrupted a request")
+            raise
+        self._next_id += 1
+
+    def _answer(self, method, loss=None):
+        failure = None
+        while True:
+            try:
+                message = self._channel.receive()
+            except (ConnectionLost, BadData) as error:
+                raise self._died(method, error) from None
+            except BaseException:  # KeyboardInterrupt: where in the stream we are is not known any more
+                self._abandon("an exception interrupted the wait for a reply")
+                raise
+            if message.type == "method":
+                failure = self._answer_call(method, message, loss) or failure
+                continue
+            if message.id not in (0, self._next_id - 1):
+                self._abandon("its replies are out of order")
+                raise ServerDied(f"{method}: the server answered request {message.id}, not {self._next_id - 1}")
+            if failure is not None:
+                raise failure
+            if message.type == "error":
+                raise from_kind(message.name, message.text)
+            return message
+
+    def _answer_call(self, method, message, loss):
+        """Runs the loss callable for the engine.  Returns its exception, which the engine is told of."""
+        try:
+            if message.name != "loss" or loss is None:
+                raise BadConfig(f"the engine asked for {message.name!r} inside {method}")
+            reply = Message("reply", message.name, message.id)
+            answer = loss(message.body["i"], Stats(message, self._arrays))
+            _encode_loss_answer(answer, reply)
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            reply, failure = Message("error", "BadData", message.id, text=text), error
+        else:
+            failure = None
+        try:
+            self._channel.send(reply)
+        except ConnectionLost as error:
+            raise self._died(method, error) from None
+        return failure
+
+    def _died(self, method, error):
+        """The exception that says how the server ended."""
+        status, tail = (None, []) if self._process is None else self._process.wait(5)
+        who = f"the titanium server at {self._address}" if self._process is None else "the titanium server"
+        text = f"{method}: {who} {describe_status(status)} ({error})"
+        if tail:
+            text += "; its last lines:\n  " + "\n  ".join(tail[-20:])
+        self._abandon(f"it {describe_status(status)}")
+        return ServerDied(text, status, tail)
+
+    def _abandon(self, why="it was given up"):
+        self._ended = self._ended or why
+        self._finish()
+
+
+class _Optimizer:
+    def __init__(self, engine):
+        self._engine = engine
+
+    @property
+    def param_groups(self):
+        return self._engine.param_groups
+
+
+class WeightStream:
+    """Buckets of weights, each a dict from name to array in the documented order.  The next one is prepared while the
+    caller works on one.  Arrays stay valid for as long as they are held."""
+
+    def __init__(self, engine, body):
+        self._engine, self._id = engine, body["stream"]
+        self.adapter = body["adapter"]  # description of an adapter, when the stream holds one
+        self.version = body["version"]
+        self.checksum = None  # known at the end
+        self._stashed = None  # a bucket that came before it was asked for
+        self._asked = self._done = False
+        self._ask()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        engine = self._engine
+        with engine._lock:
+            if self._done:
+                raise StopIteration
+            if engine._in_call is not None:
+                raise BadConfig(f"get_per_tensor_param: not possible inside a loss callable, while {engine._in_call} runs")
+            if not self._asked and self._stashed is None:
+                self._ask()
+            if self._asked:
+                self._settle()
+            reply, self._stashed = self._stashed, None
+            if isinstance(reply, BaseException):
+                self._done = True
+                raise reply
+            if reply.body["end"]:
+                self._done = True
+                self.checksum = reply.body.get("checksum")
+                raise StopIteration
+            self._ask()
+        return {name: engine._arrays(reply.tensors[name]) for name in reply.body["names"]}
+
+    def tensors(self):
+        """(name, array) one by one."""
+        for bucket in self:
+            yield from bucket.items()
+
+    def close(self):
+        """Ends the stream before its end."""
+        with self._engine._lock:
+            if self._done or self._engine._ended is not None:
+                return
+            self._done = True
+            self._engine._call("weights_end", {"stream": self._id})
+            self._stashed = None
+
+    def __del__(self):
+        with contextlib.suppress(Exception):
+            if self._engine._in_call is None:
+                self.close()
+
+    def _ask(self):
+        self._engine._post("weights_next", {"stream": self._id}, None)
+        self._asked, self._engine._pending = True, self
+
+    def _settle(self):
+        """Takes in the bucket that is under way."""
+        self._asked, self._engine._pending = False, None
+        try:
+            self._stashed = self._engine._answer("weights_next")
+        except TitaniumError as error:
+            self._stashed = error
+
+
+def _encode_loss_answer(answer, reply):
+    if not isinstance(answer, dict) or "loss" not in answer:
+        raise BadData(f"loss callable: it answered {type(answer).__name__}, expected a dict with 'loss' and 'gradients'")
+    unknown = [key for key in answer if key not in ("loss", "gradients", "metrics")]
+    if unknown:
+        raise BadData(f"loss callable: unknown key {unknown[0]!r} in its answer; allowed: loss, gradients, metrics")
+    metrics = {}
+    for name, value in (answer.get("metrics") or {}).items():
+        if not isinstance(value, dict):
+            value = {"sum": value, "count": 1, "op": "mean"}
+        metrics[str(name)] = {
+            "sum": json_number(value["sum"]),
+            "count": json_number(value.get("count", 1)),
+            "op": str(value.get("op", "mean")),
+        }
+    reply.body = {"loss": json_number(answer["loss"]), "metrics": metrics}
+    for name, gradient in (answer.get("gradients") or {}).items():
+        if name not in STATS:
+            raise BadData(f"loss callable: gradient of {name!r}; allowed: {', '.join(STATS)}")
+        if gradient is not None:
+            reply.tensors[name] = to_raw(gradient, f"loss callable: gradient of {name}")
+
+
+def autograd_loss(function):
+    """A loss callable out of a torch function: function(i, stats) -> (scalar tensor, metrics), where the statistics are
+    leaves that require grad."""
+
+    def loss(i, stats):
+        import torch
+
+        leaves = {}
+        for name in STATS:
+            value = getattr(stats, name)
+            if value is not None:
+                leaf = torch.as_tensor(value).detach().requires_grad_(not stats.forward_only)
+                setattr(stats, name, leaf)
+                leaves[name] = leaf
+        with torch.set_grad_enabled(not stats.forward_only):
+            value, metrics = function(i, stats)
+        if stats.forward_only or not value.requires_grad:
+            return {"loss": float(value), "metrics": metrics}
+        value.backward()
+        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        return {"loss": float(value), "gradients": gradients, "metrics": metrics}
+
+    return loss
+
+
+def _release(channel, process, owner):
+    """What the end of an engine frees, also when it is just forgotten or Python exits.  A forked child leaves it alone."""
+    if os.getpid() != owner:
+        return
+    channel.close()
+    if process is not None:
+        process.wait(_END)

@@ -1,0 +1,123 @@
+"""Starting a server, listening to what it says, and telling how it ended."""
+
+import collections
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+from .errors import BadConfig
+
+_TAIL = 40  # lines of stderr that an error can show
+
+
+def find_binary(binary=None):
+    """The `titanium` command: given, $TITANIUM_BINARY, on PATH, or in the build folder of a source tree."""
+    if binary is None:
+        binary = os.environ.get("TITANIUM_BINARY")
+    if binary is not None:
+        binary = os.fspath(binary)
+        if not os.access(binary, os.X_OK) or os.path.isdir(binary):
+            raise BadConfig(f"{binary} is not a program: it must be the `titanium` command")
+        return binary
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    tree = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    for folder in [*folders, os.path.join(tree, "build")]:
+        path = os.path.join(folder, "titanium")
+        if folder and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise BadConfig("the `titanium` command is not on PATH; give binary= or set TITANIUM_BINARY")
+
+
+def open_pidfd(pid):
+    """A descriptor that becomes readable when the process ends; None where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def peer_pidfd(sock):
+    """The same for the process at the other end of a Unix socket."""
+    if sock.family != socket.AF_UNIX:
+        return None
+    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return open_pidfd(pid) if pid > 0 else None
+
+
+def describe_status(returncode):
+    if returncode is None:
+        return "is gone"
+    if returncode < 0:
+        try:
+            name = signal.Signals(-returncode).name
+        except ValueError:
+            name = f"signal {-returncode}"
+        hint = "; the system does that to who takes too much memory" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+    return f"ended with status {returncode}"
+
+
+class ServerProcess:
+    """A `titanium serve` of our own at the other end of a socketpair."""
+
+    def __init__(self, binary, args, env, log):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [binary, "serve", "--fd", str(theirs.fileno()), *args]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env=None if env is None else {**os.environ, **env},
+            )
+        except OSError as error:
+            ours.close()
+            raise BadConfig(f"{binary} cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        self.socket, self.pid, self.tail = ours, self.process.pid, collections.deque(maxlen=_TAIL)
+        # The thread knows the pipe and the tail alone, so that it keeps nothing else alive.
+        self._reader = threading.Thread(
+            target=_read_lines, args=(self.process.stderr, self.tail, log), name="titanium-stderr", daemon=True
+        )
+        self._reader.start()
+
+    def wait(self, seconds):
+        """The exit status and the last lines; a process that does not end in time is killed."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(2)  # a child of the server's could hold the pipe open
+        return self.process.returncode, list(self.tail)
+
+
+def _has_descriptor(stream):
+    try:
+        stream.fileno()
+        return True
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _read_lines(pipe, tail, log):
+    with pipe:
+        for line in pipe:
+            text = line.decode(errors="replace").rstrip("\n")
+            tail.append(text)
+            try:
+                if log is None:
+                    print(text, file=sys.stderr, flush=True)
+                elif callable(log):
+                    log(text)
+                else:
+                    log.write(text + "\n")
+            except Exception:  # a log that is closed must not stop the server, which would wait for a full pipe
+                pass
