@@ -11,6 +11,7 @@
 
 #include "titanium/batch/pack.h"
 #include "titanium/formats/json.h"
+#include "titanium/loss/sft.h"
 #include "titanium/optim/clip.h"
 #include "titanium/optim/optimizer.h"
 #include "titanium/report/memory.h"

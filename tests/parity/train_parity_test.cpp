@@ -6,6 +6,7 @@
 
 #include "titanium/formats/json.h"
 #include "titanium/formats/safetensors.h"
+#include "titanium/loss/sft.h"
 #include "titanium/optim/clip.h"
 #include "titanium/train/session.h"
 

@@ -21,19 +21,28 @@ struct PackOptions {
   // filler document at the end: weight 0, no labels, sample kFiller.  It counts in the budget.
   int64_t pad_to_multiple = 1;
   int32_t filler_token = 0;
+  // Samples of one Sample::group >= 0 stay in one micro-batch, for a loss that must not be cut below a group.
+  bool keep_groups = false;
 };
+
+// Indices of samples that must stay together: one list a group, one a sample without group, in the order of
+// their first sample.  All lists have one index unless keep_groups.
+Groups keep_together(std::span<const WeighedSample> samples, bool keep_groups);
 
 // One micro-batch of the given samples, in the given order, as one document each.  Without samples it holds a
 // filler alone.  Positions restart and labels end with each document: documents never see each other.
-// BadData: an empty sample, arrays of different lengths, a temperature that is not finite and > 0.
+// All samples have the same columns.
+// BadData: an empty sample, arrays of different lengths, a temperature that is not finite and > 0, a column
+// that one sample has and another lacks.
 PackedBatch pack_one(std::span<const WeighedSample* const> samples, int64_t pad_to_multiple = 1,
                      int32_t filler_token = 0);
 
 // Micro-batches of this rank's samples; which sample is where is in PackedBatch::sample.  See micro_batches()
-// for the rule and the errors.  No samples give no micro-batch.
+// for the rule and the errors; a group that is kept together counts as one long sequence.  No samples give no
+// micro-batch.
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const PackOptions& options);
 // The same from groups made before, as by micro_batches() over all ranks.  Bug: groups that do not hold every
-// sample once within the budget.
+// sample once within the budget.  BadData: they cut a group that options keep together.
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Groups& groups,
                               const PackOptions& options);
 

@@ -1,6 +1,8 @@
 // What a forward works on: documents laid end to end, without padding between them.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 namespace titanium {
@@ -17,7 +19,13 @@ struct PackedBatch {
   std::vector<double> weight;  // [T], weight of labels[t] in the objective; 0 where there is no label.  Holds
                                // every mean (design D4): after it, losses are sums.
   std::vector<double> seq_weight;  // [D], weight of a document in sequence-level objectives, or empty
+  std::vector<double>
+      row_weight;               // [D], the same where documents without a trained token count too, or empty
   std::vector<int64_t> sample;  // [D], which sample of the global batch a document is (its index in the step)
+  std::vector<int64_t> group;   // [D], of its sample, -1 = none; or empty
+  // Sample::columns, shifted by one in each document: entry t of [T] belongs to labels[t], 0 at the last.
+  std::map<std::string, std::vector<double>> columns;
+  std::map<std::string, std::vector<double>> seq_columns;  // [D], 0 for a filler
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t documents() const { return static_cast<int64_t>(bounds.size()) - 1; }
 };

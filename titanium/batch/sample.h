@@ -1,6 +1,8 @@
 // A sample: the tokens of one sequence and which of them are trained on.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 namespace titanium {
@@ -11,6 +13,10 @@ struct Sample {
                                    // weight. Says nothing by token id: a final EOS is a token like any other.
   int64_t index = 0;               // its place in the step's global batch; what PackedBatch::sample holds
   double temperature = 1;          // of its log-probs; > 0
+  int64_t group = -1;  // samples of one group (a pair, a prompt's answers) may be needed together; -1: none
+  // What a loss knows of each token, by name: [n], entry i belongs to ids[i], as in loss_mask.
+  std::map<std::string, std::vector<double>> columns{};
+  std::map<std::string, double> seq_columns{};  // and of the whole sequence
   int64_t size() const { return static_cast<int64_t>(ids.size()); }
 };
 

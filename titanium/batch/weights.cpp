@@ -14,6 +14,7 @@ constexpr std::pair<Averaging, const char*> kNames[] = {
     {Averaging::kSeqMeanTokenSum, "seq-mean-token-sum"},
     {Averaging::kSeqMeanTokenMean, "seq-mean-token-mean"},
     {Averaging::kSeqMeanTokenSumNorm, "seq-mean-token-sum-norm"},
+    {Averaging::kTokenSum, "token-sum"},
 };
 
 }  // namespace
@@ -87,6 +88,9 @@ std::vector<double> weigh(const Sample& sample, Averaging mode, const Counts& co
     case Averaging::kSeqMeanTokenSumNorm:
       each = 1 / (sequences * scale_factor);
       break;
+    case Averaging::kTokenSum:
+      each = 1;
+      break;
   }
   for (size_t i = 1; i < weight.size(); ++i) {
     if (sample.loss_mask[i] != 0) weight[i - 1] = each;
@@ -100,6 +104,12 @@ double sequence_weight(const Sample& sample, const Counts& counts) {
   return 1 / static_cast<double>(counts.sequences);
 }
 
+double row_weight(const Counts& counts) {
+  const int64_t rows = counts.sequences + counts.untrained;
+  if (rows < 1) throw Bug("a sample is not in the counts of the global batch");
+  return 1 / static_cast<double>(rows);
+}
+
 std::vector<WeighedSample> weigh_all(std::vector<Sample> samples, Averaging mode, const Counts& counts,
                                      double scale_factor) {
   std::vector<WeighedSample> out;
@@ -107,7 +117,7 @@ std::vector<WeighedSample> weigh_all(std::vector<Sample> samples, Averaging mode
   for (Sample& sample : samples) {
     std::vector<double> weight = weigh(sample, mode, counts, scale_factor);
     const double seq_weight = sequence_weight(sample, counts);
-    out.push_back({std::move(sample), std::move(weight), seq_weight});
+    out.push_back({std::move(sample), std::move(weight), seq_weight, row_weight(counts)});
   }
   return out;
 }

@@ -20,6 +20,7 @@ enum class Averaging {
   kSeqMeanTokenSum,      // seq-mean-token-sum        weight 1 / R
   kSeqMeanTokenMean,     // seq-mean-token-mean       weight 1 / (R m)
   kSeqMeanTokenSumNorm,  // seq-mean-token-sum-norm   weight 1 / (R S)
+  kTokenSum,             // token-sum                 weight 1
 };
 const char* name(Averaging mode);                 // "token-mean", ...
 Averaging averaging_from(std::string_view name);  // BadConfig lists the allowed names
@@ -44,10 +45,14 @@ std::vector<double> weigh(const Sample& sample, Averaging mode, const Counts& co
 // Weight of a sample in an objective of whole sequences: 1 / R, or 0 where it has no trained token.
 double sequence_weight(const Sample& sample, const Counts& counts);
 
+// Weight of a sample in a mean over all samples, trained or not: 1 / (R + untrained).
+double row_weight(const Counts& counts);
+
 struct WeighedSample {
   Sample sample;
   std::vector<double> weight;  // [n]
   double seq_weight = 0;
+  double row_weight = 0;
 };
 std::vector<WeighedSample> weigh_all(std::vector<Sample> samples, Averaging mode, const Counts& counts,
                                      double scale_factor = 0);

@@ -1,6 +1,6 @@
-#include <ATen/ATen.h>
+#include "titanium/loss/sft.h"
 
-#include "titanium/loss/token_stats.h"
+#include <ATen/ATen.h>
 
 namespace titanium {
 

@@ -1,9 +1,10 @@
+#include "titanium/loss/sft.h"
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "titanium/batch/weights.h"
-#include "titanium/loss/token_stats.h"
 
 namespace titanium {
 namespace {

@@ -2,10 +2,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <map>
-#include <string>
-
 #include "titanium/batch/packed_batch.h"
+#include "titanium/batch/weights.h"
+#include "titanium/loss/report.h"
 #include "titanium/ops/linear_logprob.h"
 
 namespace titanium {
@@ -15,25 +14,36 @@ using TokenStats = HeadStats;
 
 // A sum over tokens, never a mean: whatever mean is wanted is in the batch's weights (design D4).
 struct LossSum {
-  at::Tensor loss;                        // scalar, fp64
-  std::map<std::string, double> reports;  // further sums, added up over micro-batches and data ranks
+  at::Tensor loss;  // scalar, fp64
+  Reports reports;  // metrics, the same for every cut into micro-batches that granularity() allows
+};
+
+// What a loss must not be cut below (design D5).  Micro-batches always hold whole sequences.
+enum class Granularity {
+  kToken,
+  kSequence,
+  kGroup,       // all samples of a Sample::group are in one micro-batch
+  kMicroBatch,  // the loss depends on the cut: it takes means over a micro-batch
 };
 
 class Loss {
  public:
   virtual ~Loss() = default;
   virtual HeadWants wants() const { return {}; }
+  // True when statistics are wanted at every position that has a label, not only where there is a weight.
+  virtual bool wants_all_labels() const { return false; }
+  // True when they are wanted at every position, the last of a document included (a value after the last token).
+  virtual bool wants_all_positions() const { return false; }
+  virtual Granularity granularity() const { return Granularity::kToken; }
+  // How the samples of the global batch are weighed for this loss.
+  virtual Averaging averaging() const { return Averaging::kTokenMean; }
+  virtual double scale_factor() const { return 0; }  // of seq-mean-token-sum-norm
   // True when the loss is -sum_t weight[t] logprob[t] and nothing else: the head then forms its gradient in
   // the forward and the vocabulary is visited once (ops/linear_logprob.h).
   virtual bool weighted_nll() const { return false; }
+  // The sum over the tokens of one micro-batch, differentiable by the statistics in `now`.  BadData names a
+  // column that the batch lacks.
   virtual LossSum operator()(const TokenStats& now, const PackedBatch& batch) const = 0;
-};
-
-// Supervised fine-tuning: the negative log-likelihood of the labels.
-class SftLoss final : public Loss {
- public:
-  bool weighted_nll() const override { return true; }
-  LossSum operator()(const TokenStats& now, const PackedBatch& batch) const override;
 };
 
 }  // namespace titanium

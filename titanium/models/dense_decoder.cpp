@@ -24,7 +24,7 @@ class DecoderLayer final : public Block {
 
 }  // namespace
 
-Model dense_decoder(const HfConfig& c) {
+Model dense_decoder(const HfConfig& c, ModelHead kind) {
   Model model;
   model.config = c;
   model.table = std::make_unique<WeightTable>();
@@ -54,6 +54,11 @@ Model dense_decoder(const HfConfig& c) {
     model.blocks.push_back(std::make_unique<DecoderLayer>(std::move(attention), std::move(mlp)));
   }
   ++block;
+  if (kind == ModelHead::kValue) {
+    model.blocks.push_back(
+        std::make_unique<ValueHeadBlock>(c.hidden_size, c.rms_norm_eps, weights("model."), weights("")));
+    return model;
+  }
   auto head = std::make_unique<HeadBlock>(c.vocab_size, c.hidden_size, c.rms_norm_eps,
                                           c.tie_word_embeddings ? embedding : nullptr, weights("model."),
                                           weights(""));
@@ -74,7 +79,8 @@ double Model::forward_flops(int64_t T) const {
     const double w = window > 0 ? std::min<double>(static_cast<double>(window), t) : t;
     attention += 4.0 * c.num_attention_heads * c.head_dim * (w * (w + 1) / 2 + (t - w) * w);
   }
-  return t * (c.num_hidden_layers * (qkv_o + mlp) + 2.0 * c.hidden_size * c.vocab_size) + attention;
+  const double outputs = head ? static_cast<double>(c.vocab_size) : 1;
+  return t * (c.num_hidden_layers * (qkv_o + mlp) + 2.0 * c.hidden_size * outputs) + attention;
 }
 
 BlockInput block_input(const Model& model, const PackedBatch& batch, at::ScalarType compute, HeadRows rows) {

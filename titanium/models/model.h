@@ -15,13 +15,18 @@ struct Model {
   HfConfig config;
   std::unique_ptr<WeightTable> table;
   std::vector<std::unique_ptr<Block>> blocks;  // embedding, layers, head
-  const HeadBlock* head = nullptr;             // the last of them
+  const HeadBlock* head = nullptr;             // the last of them, null for a value head
   RopeTable rope;
 
   int block_count() const { return static_cast<int>(blocks.size()); }
   int64_t layers() const { return config.num_hidden_layers; }
   // Multiply-adds of a forward times 2, for one document of T tokens: matrices and causal attention.
   double forward_flops(int64_t T) const;
+};
+
+enum class ModelHead {
+  kLanguageModel,
+  kValue,  // one number a position: score.weight [1, D], score.bias [1]
 };
 
 // A name in the registry, and how to build it.
@@ -32,11 +37,11 @@ struct ModelSpec {
 };
 
 // The spec of a checkpoint's config.json.  BadConfig lists the families that are known.
-ModelSpec model_registry(const HfConfig& config);
+ModelSpec model_registry(const HfConfig& config, ModelHead head = ModelHead::kLanguageModel);
 
 // A decoder of pre-norm layers, each attention then MLP: the shape that llama, mistral, qwen2 and qwen3
 // share.  What differs between them are flags of HfConfig, read from config.json.
-Model dense_decoder(const HfConfig& config);
+Model dense_decoder(const HfConfig& config, ModelHead head = ModelHead::kLanguageModel);
 
 // How a batch is put to the blocks.
 enum class HeadRows { kAll, kLabelled, kWeighted };  // positions for which the head computes anything

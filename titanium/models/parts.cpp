@@ -6,6 +6,7 @@
 #include "titanium/ops/linear.h"
 #include "titanium/ops/norm.h"
 #include "titanium/ops/swiglu.h"
+#include "titanium/ops/value_head.h"
 
 namespace titanium {
 
@@ -134,6 +135,24 @@ Block::Bytes HeadBlock::bytes(int64_t T, int64_t element, bool) const {
 
 at::Tensor HeadBlock::logits(const at::Tensor& x) const {
   return titanium::logits(rms_norm(x, *norm_, eps_), *weight_);
+}
+
+ValueHeadBlock::ValueHeadBlock(int64_t D, double norm_eps, Weights norm, Weights head)
+    : D_(D), eps_(norm_eps), norm_(norm.norm("norm.weight", D)) {
+  score_ = head.matrix("score.weight", 1, D, Split::kWhole);
+  bias_ = head.bias("score.bias", 1, Split::kWhole);
+}
+
+at::Tensor ValueHeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const {
+  const at::Tensor picked = in.rows.defined() ? x.index_select(0, in.rows) : x;          // [R, D]
+  const at::Tensor value = value_head(rms_norm(picked, *norm_, eps_), *score_, *bias_);  // [R]
+  out.stats.value =
+      in.rows.defined() ? at::zeros({x.size(0)}, value.options()).index_copy(0, in.rows, value) : value;
+  return {};
+}
+
+Block::Bytes ValueHeadBlock::bytes(int64_t T, int64_t element, bool) const {
+  return {T * (2 * D_ * element + 16), T * D_ * 4};
 }
 
 }  // namespace titanium

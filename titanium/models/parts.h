@@ -89,4 +89,18 @@ class HeadBlock final : public Block {
   const Weight *norm_, *weight_;
 };
 
+// Final norm, then one number a position: HeadStats::value, in the statistics' dtype, 0 where in.rows has no
+// row.
+class ValueHeadBlock final : public Block {
+ public:
+  ValueHeadBlock(int64_t D, double norm_eps, Weights norm, Weights head);
+  at::Tensor forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const override;
+  Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const override;
+
+ private:
+  int64_t D_;
+  double eps_;
+  const Weight *norm_, *score_, *bias_;
+};
+
 }  // namespace titanium

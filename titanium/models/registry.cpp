@@ -5,10 +5,10 @@
 
 namespace titanium {
 
-ModelSpec model_registry(const HfConfig& config) {
+ModelSpec model_registry(const HfConfig& config, ModelHead head) {
   // HF model_type -> how to build it.  A new dense family is one line here and its flags in
   // config/hf_config.cpp.
-  static const std::map<std::string, Model (*)(const HfConfig&)> families = {
+  static const std::map<std::string, Model (*)(const HfConfig&, ModelHead)> families = {
       {"llama", dense_decoder},
       {"mistral", dense_decoder},
       {"qwen2", dense_decoder},
@@ -20,7 +20,8 @@ ModelSpec model_registry(const HfConfig& config) {
     for (const auto& [name, build] : families) known += (known.empty() ? "" : ", ") + name;
     throw BadConfig("config.json: model_type '{}' is not supported; known: {}", config.model_type, known);
   }
-  return {derive_model_name_and_flavor(config), config, family->second};
+  const auto build = [make = family->second, head](const HfConfig& c) { return make(c, head); };
+  return {derive_model_name_and_flavor(config), config, build};
 }
 
 }  // namespace titanium

@@ -10,11 +10,12 @@ struct HeadWants {
   bool sum_pi_squared = false;
 };
 
-// Each [T], fp32 (fp64 in an fp64 run); undefined where not wanted.
+// What a head says of each token.  Each [T], fp32 (fp64 in an fp64 run); undefined where not wanted.
 struct HeadStats {
   at::Tensor logprob;         // log p(labels[t]); 0 where labels[t] < 0
   at::Tensor entropy;         // -sum_v p_v log p_v, nats
   at::Tensor sum_pi_squared;  // sum_v p_v^2
+  at::Tensor value{};         // of the text up to token t, from a value head, which gives nothing else
 };
 
 // x [T, D], weight [V, D], bias-free; p = softmax(x weight^T / temperature).  labels [T] int64, negative =

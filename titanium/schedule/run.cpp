@@ -33,6 +33,7 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
   WorkResult result;
   result.loss.loss = at::zeros({}, at::kDouble);
   result.stats.resize(count);
+  result.losses.resize(count, 0);
   std::vector<std::optional<MicroBatch>> micro(count);
   std::vector<size_t> last(count, 0);
   for (size_t i = 0; i < plan.size(); ++i) {
@@ -119,8 +120,8 @@ void Executor::forward(const Action& action, MicroBatch& m) {
 void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& result) {
   BlockOutput& out = m.output;
   const auto detached = [](const at::Tensor& t) { return t.defined() ? t.detach() : t; };
-  TokenStats now{detached(out.stats.logprob), detached(out.stats.entropy),
-                 detached(out.stats.sum_pi_squared)};
+  TokenStats now{detached(out.stats.logprob), detached(out.stats.entropy), detached(out.stats.sum_pi_squared),
+                 detached(out.stats.value)};
   result.stats[index] = now;
   if (!work.loss) return;
   const PackedBatch& batch = work.batches[index];
@@ -141,7 +142,8 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
     std::vector<at::Tensor> leaves;
     for (auto [stat, output] : {std::pair{&now.logprob, &out.stats.logprob},
                                 {&now.entropy, &out.stats.entropy},
-                                {&now.sum_pi_squared, &out.stats.sum_pi_squared}}) {
+                                {&now.sum_pi_squared, &out.stats.sum_pi_squared},
+                                {&now.value, &out.stats.value}}) {
       if (!stat->defined() || !output->requires_grad()) continue;
       *stat = stat->detach().requires_grad_();
       leaves.push_back(*stat);
@@ -149,7 +151,11 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
     }
     sum = (*work.loss)(now, batch);
     if (trains) {
-      head.grads = torch::autograd::grad({sum.loss}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
+      head.grads.assign(leaves.size(), {});
+      if (sum.loss.requires_grad()) {  // a loss that has nothing to train may be a plain number
+        head.grads =
+            torch::autograd::grad({sum.loss}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
+      }
       for (size_t i = 0; i < leaves.size(); ++i) {
         if (!head.grads[i].defined()) head.grads[i] = at::zeros_like(leaves[i]);
       }
@@ -157,7 +163,8 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
   }
   const at::NoGradGuard no_grad;
   result.loss.loss.add_(sum.loss.detach().to(at::kDouble));
-  for (const auto& [name, value] : sum.reports) result.loss.reports[name] += value;
+  result.losses[index] = sum.loss.item<double>();
+  add_reports(result.loss.reports, sum.reports);
   out = {};
 }
 

@@ -22,6 +22,7 @@ struct Work {
 
 struct WorkResult {
   LossSum loss;                   // summed over micro-batches
+  std::vector<double> losses;     // per micro-batch
   std::vector<TokenStats> stats;  // per micro-batch, detached
 };
 

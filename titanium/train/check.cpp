@@ -9,6 +9,7 @@
 #include "titanium/batch/pack.h"
 #include "titanium/formats/json.h"
 #include "titanium/formats/safetensors.h"
+#include "titanium/loss/sft.h"
 #include "titanium/rollout/generate.h"
 #include "titanium/train/session.h"
 

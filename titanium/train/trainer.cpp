@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "titanium/base/error.h"
+#include "titanium/loss/sft.h"
 #include "titanium/report/format.h"
 #include "titanium/train/estimate.h"
 #include "titanium/train/micro_batches.h"
