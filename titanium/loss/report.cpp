@@ -1,6 +1,7 @@
 #include "titanium/loss/report.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "titanium/base/error.h"
 
@@ -12,9 +13,13 @@ double Report::value() const {
   switch (op) {
     case kMean:
       return sum / count;
-    case kStd: {
-      const double mean = sum / count;
-      return std::sqrt(std::max(squares / count - mean * mean, 0.0));
+    case kStd:
+      return std::sqrt(spread / count);
+    case kSampleStd:
+      return count > 1 ? std::sqrt(spread / (count - 1)) : 0;
+    case kSampleSize: {
+      const double mean = sum / count, squares = spread / count + mean * mean;
+      return squares > 0 ? mean * mean / squares : 0;
     }
     default:
       return sum;
@@ -26,19 +31,22 @@ Report& Report::operator+=(const Report& other) {
     throw Bug("a report is added up in two ways: {} and {}", static_cast<int>(op),
               static_cast<int>(other.op));
   }
+  if (other.count == 0) return *this;
+  if (count == 0) return *this = other;
   switch (op) {
-    case kMean:
-    case kSum:
-    case kStd:
-      sum += other.sum;
-      squares += other.squares;
-      break;
     case kMax:
-      if (other.count > 0) sum = count > 0 ? std::max(sum, other.sum) : other.sum;
+      sum = std::max(sum, other.sum);
       break;
     case kMin:
-      if (other.count > 0) sum = count > 0 ? std::min(sum, other.sum) : other.sum;
+      sum = std::min(sum, other.sum);
       break;
+    default: {
+      // Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+      // 1979.
+      const double apart = other.sum / other.count - sum / count;
+      spread += other.spread + apart * apart * count * other.count / (count + other.count);
+      sum += other.sum;
+    }
   }
   count += other.count;
   return *this;

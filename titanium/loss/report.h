@@ -1,6 +1,5 @@
 // Metrics that add up: over micro-batches, then over data ranks.  The result is the same for every split.
 #pragma once
-#include <cmath>
 #include <map>
 #include <string>
 
@@ -8,25 +7,26 @@ namespace titanium {
 
 struct Report {
   enum Op {
-    kMean,  // sum / count, 0 of nothing
-    kSum,   // sum
-    kMax,   // the largest of `count` numbers, held in sum; 0 of nothing
+    kMean,  // of `count` numbers
+    kSum,
+    kMax,  // of `count` numbers, held in sum
     kMin,
-    kStd,  // root of squares / count - (sum / count)^2: the deviation of `count` numbers, n form
+    kStd,         // deviation of `count` numbers, n form
+    kSampleStd,   // n - 1 form; 0 of one number
+    kSampleSize,  // effective sample size of weights, as a share: mean^2 / mean of squares
   };
   double sum = 0;
   double count = 0;
   Op op = kMean;
-  double squares = 0;  // of kStd
+  double spread = 0;  // of the last three: sum of (x - mean)^2
 
   static Report mean(double sum, double count) { return {sum, count, kMean}; }
   static Report total(double sum) { return {sum, 1, kSum}; }
-  static Report max(double value, double count = 1) { return {value, count, kMax}; }
-  static Report min(double value, double count = 1) { return {value, count, kMin}; }
+  static Report of(Op op) { return {0, 0, op}; }  // of nothing yet
 
-  double value() const;
-  // Bug: another op.
-  Report& operator+=(const Report& other);
+  void add(double x) { *this += {x, 1, op}; }  // one more number
+  double value() const;                        // of nothing 0, so that a metric is always finite
+  Report& operator+=(const Report& other);     // Bug: another op
 };
 
 using Reports = std::map<std::string, Report>;

@@ -32,7 +32,8 @@ class Loss {
   virtual HeadWants wants() const { return {}; }
   // True when statistics are wanted at every position that has a label, not only where there is a weight.
   virtual bool wants_all_labels() const { return false; }
-  // True when they are wanted at every position, the last of a document included (a value after the last token).
+  // True when they are wanted at every position, the last of a document included (a value after the last
+  // token).
   virtual bool wants_all_positions() const { return false; }
   virtual Granularity granularity() const { return Granularity::kToken; }
   // How the samples of the global batch are weighed for this loss.

@@ -144,10 +144,13 @@ ValueHeadBlock::ValueHeadBlock(int64_t D, double norm_eps, Weights norm, Weights
 }
 
 at::Tensor ValueHeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const {
-  const at::Tensor picked = in.rows.defined() ? x.index_select(0, in.rows) : x;          // [R, D]
-  const at::Tensor value = value_head(rms_norm(picked, *norm_, eps_), *score_, *bias_);  // [R]
-  out.stats.value =
-      in.rows.defined() ? at::zeros({x.size(0)}, value.options()).index_copy(0, in.rows, value) : value;
+  const at::Tensor h = rms_norm(x, *norm_, eps_);  // [T, D]
+  if (!in.rows.defined()) {
+    out.stats.value = value_head(h, *score_, *bias_);  // [T]
+    return {};
+  }
+  const at::Tensor value = value_head(h.index_select(0, in.rows), *score_, *bias_);  // [R]
+  out.stats.value = at::zeros({x.size(0)}, value.options()).index_copy(0, in.rows, value);
   return {};
 }
 
