@@ -2,9 +2,9 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup build test demo bench-setup bench format lint host fuzz nightly clean
+.PHONY: help setup build test test-verl demo bench-setup bench format lint host fuzz nightly clean
 help:
-	@echo "setup build test demo bench-setup bench format lint host fuzz nightly clean"
+	@echo "setup build test test-verl demo bench-setup bench format lint host fuzz nightly clean"
 
 setup:
 	@scripts/setup.sh
@@ -18,6 +18,13 @@ build: $(BUILD)/build.ninja
 
 test: build
 	ctest --test-dir $(BUILD) --output-on-failure -LE nightly
+
+# verl's own SFT trainer and engine workers on titanium, beside its fsdp2, in an environment of their own.
+test-verl: build
+	scripts/verl_setup.sh
+	.deps/verl/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation ./python
+	TITANIUM_BINARY=$(abspath $(BUILD))/titanium OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore \
+	  .deps/verl/bin/python -m unittest discover -v -s tests/verl
 
 demo: build
 	scripts/demo.sh $(BUILD)

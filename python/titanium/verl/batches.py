@@ -96,13 +96,13 @@ def _refuse(data):
     ):
         if tu.get_non_tensor_data(data, key, False):
             raise BadConfig(f"{key}: {why}")
-    extras = data.get("multi_modal_inputs", None)
+    extras = tu.get(data, "multi_modal_inputs", None)
     if extras is not None and any(len(extra) for extra in extras if extra is not None):
         raise BadData("multi_modal_inputs: these models take text only")
 
 
 def _check_positions(data, input_ids):
-    positions = data.get("position_ids", None)
+    positions = tu.get(data, "position_ids", None)
     if positions is None:
         return
     offsets = input_ids.offsets()
@@ -118,7 +118,7 @@ def _check_positions(data, input_ids):
 
 
 def _temperature(data, count):
-    temperature = data.get("temperature", None)
+    temperature = tu.get(data, "temperature", None)
     if isinstance(temperature, torch.Tensor):
         return temperature.reshape(-1).expand(count).double()
     return 1.0 if temperature is None else float(temperature)

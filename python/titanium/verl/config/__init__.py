@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from verl.workers.config import EngineConfig
+from verl.workers.config import ActorConfig, CriticConfig, EngineConfig
 
-__all__ = ["TitaniumEngineConfig"]
+__all__ = ["TitaniumActorConfig", "TitaniumCriticConfig", "TitaniumEngineConfig"]
 
 
 @dataclass
@@ -50,3 +50,29 @@ class TitaniumEngineConfig(EngineConfig):
         super().__post_init__()
         if self.strategy != "titanium":
             raise ValueError(f"engine.strategy = {self.strategy!r}: allowed: titanium")
+
+
+@dataclass
+class TitaniumActorConfig(ActorConfig):
+    """verl's PPO actor (or reference policy) with an engine of this backend: `model_engine=titanium`."""
+
+    strategy: str = "titanium"
+    titanium: TitaniumEngineConfig = field(default_factory=TitaniumEngineConfig)
+    use_remove_padding: bool = True
+    use_rollout_log_probs: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.engine = self.titanium
+
+
+@dataclass
+class TitaniumCriticConfig(CriticConfig):
+    """verl's PPO critic with an engine of this backend."""
+
+    strategy: str = "titanium"
+    titanium: TitaniumEngineConfig = field(default_factory=TitaniumEngineConfig)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.engine = self.titanium
