@@ -227,6 +227,19 @@ class LanguageModel(Workers):
             self.assert_same_metrics(results[1], results[0])
         self.assert_same_weights(ours, theirs, start)
 
+    def test_the_engines_own_sft_loss_is_verls(self):
+        path = os.path.join(self.folder, "model")
+        results, weights = [], []
+        for loss in (partial(sft_loss, config=None), lambda **arguments: sft_loss(config=None, **arguments)):
+            made = worker(path, "titanium")
+            self.addCleanup(made.engine._client.close)
+            made.set_loss_fn(loss)
+            results.append(metrics_of(made.train_batch(batch())))
+            weights.append(weights_of(made))
+        self.assert_same_metrics(results[0], results[1])
+        for name in weights[0]:
+            self.assertLess((weights[0][name] - weights[1][name]).abs().mean().item(), 1e-7, name)
+
     def ppo(self, made, **settings):
         actor = ActorConfig(
             strategy="fsdp2",

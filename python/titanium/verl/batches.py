@@ -1,8 +1,11 @@
 """verl's batches as the engine takes them, and verl's losses as the engine asks for them."""
 
+import functools
+
 import torch
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.dataset_utils import DatasetPadMode
+from verl.workers.utils.losses import sft_loss
 
 from ..errors import BadConfig, BadData
 
@@ -41,6 +44,20 @@ def rows_of(micro_batches, indices):
 def rows_to_jagged(rows, like):
     """Rows of a statistic [n] each as a jagged tensor with the very offsets of `like`, so that verl may combine them."""
     return torch.nested.nested_tensor_from_jagged(torch.cat(rows).to(like.device), like.offsets())
+
+
+def is_sft_loss(loss_function):
+    """Whether this is verl's own SFT loss, of which the engine has one that never visits the unmasked tokens' vocabulary."""
+    while isinstance(loss_function, functools.partial):
+        loss_function = loss_function.func
+    return loss_function is sft_loss
+
+
+def add_sft_targets(batch, data, *, dp_size):
+    """What the engine's SFT loss reads: the tokens that count, and how many there are in the global batch."""
+    tokens = tu.get_non_tensor_data(data, "batch_num_tokens", None)
+    batch["loss_mask"] = data["loss_mask"].values()
+    batch["counts"] = {"tokens": tokens, "sequences": len(data) * dp_size}
 
 
 class PythonLoss:

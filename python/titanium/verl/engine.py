@@ -15,7 +15,7 @@ from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batc
 
 from ..client import spawn
 from ..errors import BadConfig
-from .batches import STATISTICS, PythonLoss, engine_batch, rows_of, rows_to_jagged
+from .batches import STATISTICS, PythonLoss, add_sft_targets, engine_batch, is_sft_loss, rows_of, rows_to_jagged
 
 # HFModelConfig's fields that are objects of Python, not settings.
 _OBJECTS = ("hf_config", "generation_config", "tokenizer", "processor", "external_lib")
@@ -148,14 +148,21 @@ class TitaniumEngine(BaseEngine):
 
         wants = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
         batch = engine_batch(data, rows, return_model_output=wants)
-        result = self._client.forward_backward_batch(batch, None if forward_only else loss, forward_only)
-        statistics = {name: list(rows) for name, rows in result["model_output"].items()}  # rows of the batch, in its order
-        if forward_only:
-            outputs = self._losses_of(loss, rows, micro_batches, statistics)
+        if not wants and is_sft_loss(loss_function) and data["loss_mask"].is_nested:
+            add_sft_targets(batch, data, dp_size=size)
+            result = self._client.forward_backward_batch(batch, {"name": "sft"})
+            outputs = [{"loss": value * size, "metrics": {}} for value in result["loss"]]
+        elif forward_only:
+            result = self._client.forward_backward_batch(batch, None, forward_only=True)
+            outputs = self._losses_of(loss, rows, micro_batches, result["model_output"])
         else:
+            result = self._client.forward_backward_batch(batch, loss)
             outputs = loss.outputs
         output = postprocess_batch_func(output_lst=outputs, indices=indices, data=data)
-        output["model_output"] = {name: rows_to_jagged(r, data["input_ids"]) for name, r in statistics.items()}
+        # Rows come in the order of the batch, however it was cut.
+        output["model_output"] = {
+            name: rows_to_jagged([statistic.values], data["input_ids"]) for name, statistic in result["model_output"].items()
+        }
         return output
 
     def _losses_of(self, loss, rows, micro_batches, statistics):
@@ -165,9 +172,10 @@ class TitaniumEngine(BaseEngine):
         with torch.no_grad():
             for number, group in enumerate(rows):
                 like = micro_batches[number]["input_ids"]
-                loss.evaluate(
-                    number, {name: rows_to_jagged([values[i] for i in group], like) for name, values in statistics.items()}
-                )
+                outputs = {
+                    name: rows_to_jagged([statistic[i] for i in group], like) for name, statistic in statistics.items()
+                }
+                loss.evaluate(number, outputs)
         return loss.outputs
 
     def optimizer_zero_grad(self):
