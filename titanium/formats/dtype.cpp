@@ -6,6 +6,12 @@
 
 #include "titanium/base/error.h"
 
+#if defined(TITANIUM_NO_CLONES) || !defined(__x86_64__) || defined(__clang__)
+#define CLONES
+#else
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
+
 namespace titanium {
 namespace {
 
@@ -61,6 +67,27 @@ void each(const std::byte* in, std::byte* out, int64_t count, F f) {
   for (int64_t i = 0; i < count; ++i) {
     const Out y = f(load<In>(in + i * sizeof(In)));
     std::memcpy(out + i * sizeof(Out), &y, sizeof y);
+  }
+}
+
+// The conversions that whole models go through, as loops that the compiler vectorises for the machine at
+// hand.
+CLONES void narrow_to_bf16(const std::byte* in, std::byte* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, in + 4 * i, 4);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, quiet = (bits >> 16) | 0x0040u;
+    const auto y = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+    std::memcpy(out + 2 * i, &y, 2);
+  }
+}
+
+CLONES void widen_bf16(const std::byte* in, std::byte* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, in + 2 * i, 2);
+    const uint32_t y = static_cast<uint32_t>(bits) << 16;
+    std::memcpy(out + 4 * i, &y, 4);
   }
 }
 
@@ -150,7 +177,8 @@ float f16_to_f32(uint16_t bits) {
 }
 
 void f32_to_bf16(std::span<const float> in, uint16_t* out) {
-  for (size_t i = 0; i < in.size(); ++i) out[i] = f32_to_bf16(in[i]);
+  narrow_to_bf16(std::as_bytes(in).data(), reinterpret_cast<std::byte*>(out),
+                 static_cast<int64_t>(in.size()));
 }
 
 void f32_to_f16(std::span<const float> in, uint16_t* out) {
@@ -158,7 +186,7 @@ void f32_to_f16(std::span<const float> in, uint16_t* out) {
 }
 
 void bf16_to_f32(std::span<const uint16_t> in, float* out) {
-  for (size_t i = 0; i < in.size(); ++i) out[i] = bf16_to_f32(in[i]);
+  widen_bf16(std::as_bytes(in).data(), reinterpret_cast<std::byte*>(out), static_cast<int64_t>(in.size()));
 }
 
 void f16_to_f32(std::span<const uint16_t> in, float* out) {
@@ -170,6 +198,8 @@ void convert(const std::byte* in, Dtype from, std::byte* out, Dtype to, int64_t 
     if (count > 0) std::memcpy(out, in, static_cast<size_t>(count * size_of(from)));
     return;
   }
+  if (from == Dtype::F32 && to == Dtype::BF16) return narrow_to_bf16(in, out, count);
+  if (from == Dtype::BF16 && to == Dtype::F32) return widen_bf16(in, out, count);
   switch (from) {
     case Dtype::F64:
       return convert_from<double, double>(in, out, to, count, [](double x) { return x; });

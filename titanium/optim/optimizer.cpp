@@ -63,6 +63,7 @@ void Optimizer::step(const UpdateOptions& update) {
     throw Bug("an update with learning rate {} and clip coefficient {}: skip it instead", update.lr,
               update.clip);
   }
+  store_.check_free();
   const at::NoGradGuard no_grad;
   ++updates_;
   for (const auto& unit : store_.units()) {

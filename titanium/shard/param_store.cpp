@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "titanium/base/error.h"
 #include "titanium/base/random.h"
 
@@ -88,6 +90,28 @@ void ParamStore::init(uint64_t seed) {
     }
     slice.unit->written();
   }
+}
+
+std::shared_ptr<const void> ParamStore::hold(std::string reader) {
+  std::erase_if(readers_, [](const auto& held) { return held.expired(); });
+  auto held = std::make_shared<const std::string>(std::move(reader));
+  readers_.push_back(held);
+  return held;
+}
+
+void ParamStore::check_free() const {
+  for (const auto& held : readers_) {
+    if (const auto reader = held.lock()) {
+      throw BadConfig("the weights cannot change while {} is open: take it to its end or close it first",
+                      *reader);
+    }
+  }
+}
+
+int64_t ParamStore::stream_version(std::optional<int64_t> wanted) {
+  const int64_t version = wanted.value_or(stream_version_ + 1);
+  stream_version_ = std::max(stream_version_, version);
+  return version;
 }
 
 void ParamStore::zero_grad() {

@@ -1,6 +1,7 @@
 // All units of this rank.  The only thing that the optimizer, checkpoints and weight sync look at.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,17 @@ class ParamStore {
   using WriteHook = std::function<void(Unit&)>;
   void set_write_hook(WriteHook hook) { hook_ = std::move(hook); }
   void before_write(Unit& unit) const {
+    check_free();
     if (hook_) hook_(unit);
   }
+
+  // For readers that cannot copy (a stream of weights): while the result lives, before_write throws a BadConfig
+  // that names `reader`.  check_free throws it too, for a writer with state of its own to keep right.
+  std::shared_ptr<const void> hold(std::string reader);
+  void check_free() const;
+
+  // The version of the next stream of weights: `wanted`, or one more than the largest there was.
+  int64_t stream_version(std::optional<int64_t> wanted);
 
  private:
   WeightTable& table_;
@@ -62,6 +72,8 @@ class ParamStore {
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::vector<int>> block_units_;
   WriteHook hook_;
+  std::vector<std::weak_ptr<const std::string>> readers_;
+  int64_t stream_version_ = 0;
 };
 
 }  // namespace titanium

@@ -85,6 +85,15 @@ uint64_t Hash64::of(std::span<const std::byte> bytes) {
   return hash.value();
 }
 
+uint64_t tree_hash(std::span<const std::byte> bytes) {
+  Hash64 tree;
+  for (size_t at = 0; at < bytes.size(); at += kHashLeaf) {
+    const uint64_t leaf = Hash64::of(bytes.subspan(at, std::min(kHashLeaf, bytes.size() - at)));
+    tree.add(std::as_bytes(std::span(&leaf, 1)));
+  }
+  return tree.value();
+}
+
 std::string to_hex(uint64_t hash) {
   return fmt::format("{:016x}", hash);
 }

@@ -24,6 +24,11 @@ class Hash64 {
   uint64_t size_ = 0;
 };
 
+// XXH64 of the XXH64 (little endian) of each 4096 bytes, the last ones may be fewer: pieces can be hashed in
+// any order and at once, by threads here and by vectors of numpy at the other end.
+constexpr size_t kHashLeaf = 4096;
+uint64_t tree_hash(std::span<const std::byte> bytes);
+
 std::string to_hex(uint64_t hash);                       // 16 digits
 bool parse_hex(const std::string& text, uint64_t* out);  // exactly that form
 

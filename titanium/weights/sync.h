@@ -70,8 +70,8 @@ class BucketStream {
   const StreamHeader& header() const;
   // What it gives is valid until the next call, the one that gives nothing included.
   std::optional<Bucket> next();
-  // Over names, dtypes, shapes and checksums of all tensors (sync_wire.h: total_checksum).  Bug before the
-  // end.
+  // Over names, dtypes, shapes and checksums of all tensors (sync_wire.h: total_checksum); 0 without
+  // checksums.  Bug before the end.
   uint64_t checksum() const;
 
  private:

@@ -1,0 +1,318 @@
+#include "titanium/weights/sync.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "titanium/base/error.h"
+#include "titanium/shard/buffer.h"
+#include "titanium/weights/crew.h"
+#include "titanium/weights/hash.h"
+#include "titanium/weights/scalar_type.h"
+#include "titanium/weights/sync_wire.h"
+
+namespace titanium {
+namespace {
+
+constexpr const char* kHead = "lm_head.weight";
+constexpr uint64_t kPiece = 64 * kHashLeaf;  // bytes of output that a thread makes at a time
+
+struct Source {
+  const Weight* weight;
+  std::vector<Slice> own;
+};
+
+struct BucketPlan {
+  size_t first = 0, end = 0;      // tensors of the stream
+  std::vector<uint64_t> offsets;  // of those
+  uint64_t bytes = 0;
+  bool oversize = false;  // one tensor that is larger than a bucket
+};
+
+// A bucket and its memory.
+struct Filled {
+  at::Tensor buffer;
+  Bucket bucket;
+  bool oversize = false;
+};
+
+// A weight in full [numel], row-major, on the CPU.  Where this rank owns all of it that is a view of the
+// masters. The one place that knows how weights are cut; it is called for the weights of a bucket in order,
+// by one thread.
+at::Tensor gather(const Source& source) {
+  if (source.weight->numel() == 0) return {};
+  if (source.own.size() != 1 || source.own[0].begin != 0 || source.own[0].end != source.weight->numel()) {
+    throw Bug("stream of weights: this rank does not own '{}' in full", source.weight->name());
+  }
+  return source.own[0].of(source.own[0].unit->shard()).cpu();
+}
+
+void check(const ParamStore& store, const SyncOptions& options) {
+  if (options.dtype) to_scalar_type(*options.dtype);
+  if (options.bucket_bytes == 0) throw BadConfig("stream of weights: bucket_bytes = 0: allowed: 1 or more");
+  if (options.threads < 0) {
+    throw BadConfig("stream of weights: threads = {}: allowed: 0 (as ATen has) or more", options.threads);
+  }
+  if (options.version && *options.version < 0) {
+    throw BadConfig("stream of weights: version = {}: allowed: 0 or more", *options.version);
+  }
+  for (const std::string& name : options.keep_fp32) {
+    if (store.table().find(name) == nullptr && !(options.tied_head && name == kHead)) {
+      throw BadConfig("stream of weights: keep_fp32 names '{}', which the model does not have", name);
+    }
+  }
+}
+
+// Greedy, in order.
+std::vector<BucketPlan> plan_buckets(const std::vector<TensorSpec>& tensors, uint64_t bucket_bytes) {
+  std::vector<BucketPlan> plans;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const uint64_t bytes = tensors[i].nbytes();
+    if (plans.empty() || plans.back().oversize || bytes > bucket_bytes ||
+        plans.back().bytes + bytes > bucket_bytes) {
+      plans.push_back({i, i, {}, 0, bytes > bucket_bytes});
+    }
+    ++plans.back().end;
+    plans.back().bytes += bytes;
+  }
+  for (BucketPlan& plan : plans) {
+    plan.offsets.resize(plan.end - plan.first);
+    uint64_t at = 0;
+    for (const int64_t width : {8, 4, 2}) {
+      for (size_t i = plan.first; i < plan.end; ++i) {
+        if (size_of(tensors[i].dtype) != width) continue;
+        plan.offsets[i - plan.first] = at;
+        at += tensors[i].nbytes();
+      }
+    }
+  }
+  return plans;
+}
+
+}  // namespace
+
+struct BucketStream::State {
+  State(ParamStore& store, const SyncOptions& options);
+  ~State();
+
+  void run();
+  void fill(const BucketPlan& plan, Filled& out, Crew& crew);
+  void close();
+
+  StreamHeader header;
+  std::vector<Source> sources;  // of header.tensors
+  std::vector<BucketPlan> plans;
+  uint64_t slot_bytes = 0;
+  bool checksums;
+  int threads;
+  std::vector<uint64_t> hashes;  // of the tensors that were given out
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  std::optional<Filled> ready, held;  // filled and not asked for yet; with the consumer
+  std::vector<at::Tensor> spare;      // memory for buckets
+  std::exception_ptr error;
+  bool stop = false;
+
+  size_t taken = 0;                  // buckets given out
+  std::shared_ptr<const void> hold;  // on the store
+  std::thread thread;
+};
+
+BucketStream::State::State(ParamStore& store, const SyncOptions& options)
+    : checksums(options.checksums), threads(options.threads > 0 ? options.threads : at::get_num_threads()) {
+  check(store, options);
+  std::map<const Weight*, std::vector<Slice>> slices;
+  for (const Slice& slice : store.slices()) slices[slice.weight].push_back(slice);
+  const std::set<std::string> kept(options.keep_fp32.begin(), options.keep_fp32.end());
+  const auto add = [&](const std::string& name, const Weight& weight) {
+    const Dtype dtype =
+        kept.count(name) ? Dtype::F32 : options.dtype.value_or(to_dtype(weight.unit().dtypes().param));
+    header.tensors.push_back({name, dtype, weight.shape()});
+    header.bytes += header.tensors.back().nbytes();
+    sources.push_back({&weight, slices[&weight]});
+  };
+  for (const auto& weight : store.table().weights()) add(weight->name(), *weight);
+  if (options.tied_head && store.table().find(kHead) == nullptr) {
+    for (const auto& use : store.table().second_uses()) add(kHead, *use.weight);
+  }
+  plans = plan_buckets(header.tensors, options.bucket_bytes);
+  for (const BucketPlan& plan : plans) {
+    if (!plan.oversize) slot_bytes = std::max(slot_bytes, plan.bytes);
+  }
+  header.buckets = static_cast<int64_t>(plans.size());
+  header.version = store.stream_version(options.version);
+  hold = store.hold(fmt::format("a stream of weights (version {})", header.version));
+
+  sigset_t all, before;  // signals are for the training thread
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+BucketStream::State::~State() {
+  close();
+}
+
+void BucketStream::State::close() {
+  {
+    const std::lock_guard lock(mutex);
+    stop = true;
+  }
+  changed.notify_all();
+  if (thread.joinable()) thread.join();
+  held.reset();
+  ready.reset();
+  spare.clear();
+  hold.reset();
+}
+
+void BucketStream::State::run() {
+  try {
+    Crew crew(threads - 1);
+    for (const BucketPlan& plan : plans) {
+      Filled filled;
+      filled.oversize = plan.oversize;
+      filled.bucket.index = &plan - plans.data();
+      {
+        std::unique_lock lock(mutex);
+        // Never two oversize tensors at once: they would be more than the memory that is promised.
+        changed.wait(lock, [&] { return stop || (!ready && !(plan.oversize && held && held->oversize)); });
+        if (stop) return;
+        if (!plan.oversize && !spare.empty()) {
+          filled.buffer = std::move(spare.back());
+          spare.pop_back();
+        }
+      }
+      if (!filled.buffer.defined()) {
+        filled.buffer = zero_pages(static_cast<int64_t>(plan.oversize ? plan.bytes : slot_bytes), at::kByte);
+      }
+      fill(plan, filled, crew);
+      {
+        const std::lock_guard lock(mutex);
+        ready = std::move(filled);
+      }
+      changed.notify_all();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex);
+    error = std::current_exception();
+    changed.notify_all();
+  }
+}
+
+void BucketStream::State::fill(const BucketPlan& plan, Filled& out, Crew& crew) {
+  struct Piece {
+    const std::byte* from;
+    Dtype master;
+    std::byte* to;
+    Dtype dtype;
+    uint64_t bytes;    // of the output
+    uint64_t* leaves;  // null without checksums
+  };
+  auto* memory = static_cast<std::byte*>(out.buffer.data_ptr());
+  std::vector<at::Tensor> full;  // keeps what `from` points to
+  std::vector<std::vector<uint64_t>> leaves(plan.end - plan.first);
+  std::vector<Piece> pieces;
+  for (size_t i = plan.first; i < plan.end; ++i) {
+    const TensorSpec& spec = header.tensors[i];
+    const uint64_t offset = plan.offsets[i - plan.first], bytes = spec.nbytes();
+    out.bucket.tensors.push_back({spec, offset, 0});
+    full.push_back(gather(sources[i]));
+    if (bytes == 0) continue;
+    if (checksums) leaves[i - plan.first].resize((bytes + kHashLeaf - 1) / kHashLeaf);
+    const Dtype master = to_dtype(full.back().scalar_type());
+    const auto* from = static_cast<const std::byte*>(full.back().const_data_ptr());
+    for (uint64_t at = 0; at < bytes; at += kPiece) {
+      pieces.push_back({from + at / size_of(spec.dtype) * size_of(master), master, memory + offset + at,
+                        spec.dtype, std::min(kPiece, bytes - at),
+                        checksums ? leaves[i - plan.first].data() + at / kHashLeaf : nullptr});
+    }
+  }
+  crew.run(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
+    const Piece& p = pieces[i];
+    // Leaf by leaf, so that the hash reads what is in the core's cache.
+    for (uint64_t at = 0; at < p.bytes; at += kHashLeaf) {
+      const uint64_t bytes = std::min<uint64_t>(kHashLeaf, p.bytes - at);
+      const auto count = static_cast<int64_t>(bytes) / size_of(p.dtype);
+      convert(p.from + at / size_of(p.dtype) * size_of(p.master), p.master, p.to + at, p.dtype, count);
+      if (p.leaves != nullptr) p.leaves[at / kHashLeaf] = Hash64::of({p.to + at, bytes});
+    }
+  });
+  for (size_t i = 0; checksums && i < leaves.size(); ++i)
+    out.bucket.tensors[i].checksum = Hash64::of(std::as_bytes(std::span(leaves[i])));
+  out.bucket.bytes = {memory, plan.bytes};
+}
+
+BucketStream::BucketStream(ParamStore& store, const SyncOptions& options)
+    : state_(std::make_unique<State>(store, options)) {}
+BucketStream::BucketStream(BucketStream&&) noexcept = default;
+BucketStream& BucketStream::operator=(BucketStream&&) noexcept = default;
+BucketStream::~BucketStream() = default;
+
+const StreamHeader& BucketStream::header() const {
+  return state_->header;
+}
+
+std::optional<Bucket> BucketStream::next() {
+  State& s = *state_;
+  std::unique_lock lock(s.mutex);
+  if (s.held) {
+    if (!s.held->oversize) s.spare.push_back(std::move(s.held->buffer));
+    s.held.reset();  // an oversize one is gone before the thread may make the next
+    s.changed.notify_all();
+  }
+  if (s.taken == s.plans.size()) {
+    lock.unlock();
+    s.close();
+    return std::nullopt;
+  }
+  s.changed.wait(lock, [&] { return s.ready || s.error; });
+  if (s.error) std::rethrow_exception(s.error);
+  s.held = std::move(s.ready);
+  s.ready.reset();
+  s.changed.notify_all();
+  ++s.taken;
+  for (const BucketTensor& tensor : s.held->bucket.tensors) s.hashes.push_back(tensor.checksum);
+  return s.held->bucket;
+}
+
+uint64_t BucketStream::checksum() const {
+  if (state_->taken != state_->plans.size())
+    throw Bug("the checksum of a stream of weights is known at its end");
+  if (!state_->checksums) return 0;
+  return total_checksum(state_->header.tensors, state_->hashes);
+}
+
+std::optional<NamedTensor> TensorStream::next() {
+  if (!bucket_ || at_ == bucket_->tensors.size()) {
+    at_ = 0;
+    bucket_ = buckets_.next();
+    if (!bucket_) return std::nullopt;
+  }
+  const BucketTensor& tensor = bucket_->tensors[at_++];
+  auto* data = const_cast<std::byte*>(bucket_->bytes.data() + tensor.offset);
+  return NamedTensor{tensor.spec.name,
+                     at::from_blob(data, tensor.spec.shape, to_scalar_type(tensor.spec.dtype))};
+}
+
+BucketStream TensorStream::into_buckets() && {
+  if (bucket_) throw Bug("a stream of weights that gave tensors is asked for its buckets");
+  return std::move(buckets_);
+}
+
+TensorStream get_per_tensor_param(ParamStore& store, const SyncOptions& options) {
+  return TensorStream(BucketStream(store, options));
+}
+
+}  // namespace titanium
