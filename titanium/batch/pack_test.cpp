@@ -232,5 +232,77 @@ TEST(Pack, PropertiesOverRandomBatches) {
   }
 }
 
+// Entry i of a column belongs to ids[i], so it goes where ids[i] is the label.
+TEST(Pack, ColumnsAreShiftedLikeTheMask) {
+  auto samples = weighed({3, 1, 2});
+  for (auto& w : samples) {
+    w.sample.columns["id"].assign(w.sample.ids.begin(), w.sample.ids.end());
+    w.sample.seq_columns["index"] = static_cast<double>(w.sample.index);
+  }
+  samples[2].sample.group = 7;
+  const WeighedSample* list[] = {&samples[0], &samples[1], &samples[2]};
+  const PackedBatch batch = pack_one(list, 8);
+  EXPECT_EQ(batch.columns.at("id"), (std::vector<double>{1, 2, 0, 0, 2001, 0, 0, 0}));
+  EXPECT_EQ(batch.seq_columns.at("index"), (std::vector<double>{0, 1, 2, 0}));
+  EXPECT_EQ(batch.group, (std::vector<int64_t>{-1, -1, 7, -1}));
+  EXPECT_EQ(batch.row_weight, (std::vector<double>{1.0 / 3, 1.0 / 3, 1.0 / 3, 0}));
+  samples[1].sample.columns.clear();
+  EXPECT_THROW(pack_one(list), BadData);
+  samples[1].sample.columns["other"] = {1};
+  EXPECT_THROW(pack_one(list), BadData);
+  samples[1].sample.columns = {{"id", {1, 2}}};
+  EXPECT_THROW(pack_one(list), BadData);
+}
+
+TEST(Pack, GroupsStayTogether) {
+  const Random random(5, Purpose::kTest);
+  uint64_t draw = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<int64_t> lengths;
+    for (int i = 0; i < 24; ++i) lengths.push_back(1 + static_cast<int64_t>(random.below(draw++, 16)));
+    auto samples = weighed(lengths);
+    for (size_t i = 0; i < samples.size(); ++i) {
+      samples[i].sample.group = i < 20 ? static_cast<int64_t>(random.below(draw++, 7)) : -1;
+    }
+    PackOptions options;
+    options.keep_groups = true;
+    options.split.budget = 220;
+    options.split.packing = trial % 2 ? Packing::kBalanced : Packing::kBestFit;
+    std::map<int64_t, size_t> where;
+    size_t seen = 0;
+    const auto batches = pack(samples, options);
+    for (size_t b = 0; b < batches.size(); ++b) {
+      ASSERT_LE(batches[b].size(), 220);
+      for (int64_t group : batches[b].group) {
+        ++seen;
+        if (group >= 0) {
+          ASSERT_EQ(where.emplace(group, b).first->second, b);
+        }
+      }
+    }
+    ASSERT_EQ(seen, samples.size());
+  }
+}
+
+TEST(Pack, AGroupThatDoesNotFitIsRefused) {
+  auto samples = weighed({4, 3, 2});
+  samples[0].sample.group = samples[2].sample.group = 9;
+  PackOptions options;
+  options.keep_groups = true;
+  options.split.budget = 5;
+  options.split.budget_key = "engine.max_token_len_per_gpu";
+  try {
+    pack(samples, options);
+    ADD_FAILURE();
+  } catch (const BadData& e) {
+    EXPECT_STREQ(
+        e.what(),
+        "group 9 has 6 tokens in 2 samples, which stay together: more than engine.max_token_len_per_gpu = 5");
+  }
+  EXPECT_THROW(pack(samples, Groups{{0}, {1, 2}}, options), BadData);
+  options.keep_groups = false;
+  EXPECT_EQ(pack(samples, Groups{{0}, {1, 2}}, options).size(), 2u);
+}
+
 }  // namespace
 }  // namespace titanium

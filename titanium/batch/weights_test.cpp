@@ -16,7 +16,8 @@ namespace titanium {
 namespace {
 
 constexpr Averaging kModes[] = {Averaging::kTokenMean, Averaging::kSeqMeanTokenSum,
-                                Averaging::kSeqMeanTokenMean, Averaging::kSeqMeanTokenSumNorm};
+                                Averaging::kSeqMeanTokenMean, Averaging::kSeqMeanTokenSumNorm,
+                                Averaging::kTokenSum};
 
 // A sample whose predicting positions have the given mask: one token longer.
 Sample predicting(const std::vector<uint8_t>& mask, int64_t index = 0) {
@@ -163,7 +164,7 @@ TEST(Weights, NoCutChangesTheObjective) {
     token_sum += sum / 8;
     seq_mean += sum / static_cast<double>(loss.size()) / 8;
   }
-  const double want[] = {token_mean, token_sum, seq_mean, token_sum / scale};
+  const double want[] = {token_mean, token_sum, seq_mean, token_sum / scale, token_sum * 8};
   for (uint64_t trial = 0; trial < 500; ++trial) {
     const int64_t groups = trial < 4 ? int64_t{1} << trial : 1 + static_cast<int64_t>(random.below(trial, 8));
     std::vector<std::vector<Sample>> ranks(static_cast<size_t>(groups));
@@ -174,7 +175,7 @@ TEST(Weights, NoCutChangesTheObjective) {
     }
     Counts counts;
     for (const auto& rank : ranks) counts += count(rank);
-    for (size_t m = 0; m < 4; ++m) {
+    for (size_t m = 0; m < std::size(kModes); ++m) {
       double sum = 0;
       for (const auto& rank : ranks) {
         const auto weighed = weigh_all(rank, kModes[m], counts, scale);

@@ -22,7 +22,13 @@ PolicyLossConfig config_of(const Case& c, int64_t T) {
   config.clip_ratio_high = p.at("clip_ratio_high").get<double>();
   config.clip_ratio_c = p.at("clip_ratio_c");
   config.loss_agg_mode = p.at("loss_agg_mode");
-  if (config.loss_agg_mode == "seq-mean-token-sum-norm") config.loss_scale_factor = static_cast<double>(T);
+  if (config.loss_agg_mode == "seq-mean-token-sum-norm") {
+    config.loss_scale_factor = static_cast<double>(T);  // the reference's default
+    const Json info = p.value("global_batch_info", Json::object());
+    if (info.contains("loss_scale_factor") && !info.at("loss_scale_factor").is_null()) {
+      config.loss_scale_factor = info.at("loss_scale_factor").get<double>();
+    }
+  }
   config.tau_pos = p.value("tau_pos", 1.0);
   config.tau_neg = p.value("tau_neg", 1.05);
   auto& l = config.policy_loss;

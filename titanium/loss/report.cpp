@@ -19,7 +19,7 @@ double Report::value() const {
       return count > 1 ? std::sqrt(spread / (count - 1)) : 0;
     case kSampleSize: {
       const double mean = sum / count, squares = spread / count + mean * mean;
-      return squares > 0 ? mean * mean / squares : 0;
+      return squares > 0 ? (mean + 1e-8) * (mean + 1e-8) / squares : 0;  // verl's epsilon
     }
     default:
       return sum;
@@ -39,6 +39,10 @@ Report& Report::operator+=(const Report& other) {
       break;
     case kMin:
       sum = std::min(sum, other.sum);
+      break;
+    case kMean:
+    case kSum:
+      sum += other.sum;
       break;
     default: {
       // Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",

@@ -79,5 +79,15 @@ TEST(KvCache, SlotsGrowOnTheirOwnAndNeverOverflow) {
   EXPECT_THROW(cache.append(0, 1, b, b), Bug);
 }
 
+TEST(ValueHead, TakesThePlaceOfTheVocabulary) {
+  const HfConfig c = fixture("qwen3_tied");
+  const Model model = model_registry(c, ModelHead::kValue).build(c);
+  EXPECT_EQ(model.head, nullptr);
+  EXPECT_EQ(model.table->find("lm_head.weight"), nullptr);
+  EXPECT_EQ(shape(model, "score.weight"), (Shape{1, c.hidden_size}));
+  EXPECT_EQ(shape(model, "score.bias"), (Shape{1}));
+  EXPECT_FALSE(model.table->find("model.embed_tokens.weight")->shared());  // used once
+}
+
 }  // namespace
 }  // namespace titanium
