@@ -9,6 +9,7 @@
 #include <chrono>
 #include <iostream>
 
+#include "titanium/base/openmp.h"
 #include "titanium/batch/pack.h"
 #include "titanium/formats/json.h"
 #include "titanium/loss/sft.h"
@@ -114,6 +115,7 @@ void measure(const Arguments& a) {
 }  // namespace titanium
 
 int main(int argc, char** argv) {
+  titanium::let_idle_threads_sleep(argv);
   titanium::Arguments a;
   CLI::App app("Our side of bench/run");
   app.add_option("mode", a.mode)->required()->check(CLI::IsMember({"train", "score", "decode", "ids"}));

@@ -61,7 +61,8 @@ function(titanium_room_test room)
     target_precompile_headers(test_${name} REUSE_FROM titanium_pch)
   endif()
   add_test(NAME ${name} COMMAND test_${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} LABELS "${room};${ARG_LABELS}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} LABELS "${room};${ARG_LABELS}"
+    ENVIRONMENT OMP_WAIT_POLICY=passive)  # as the command sets it (base/openmp.h)
 endfunction()
 
 function(titanium_fuzzer name source)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The long checks: everything under ASan and UBSan, threads under TSan, fuzzers for ten minutes each, more kills.
+# The long checks: everything under ASan and UBSan, threads under TSan, fuzzers for five minutes each, more kills.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # libtorch and its runtime are not instrumented and hold memory until the end: leaks are looked for in the rooms without torch.
@@ -15,6 +15,6 @@ cmake --preset tsan
 ninja -C build-tsan -j "$(nproc)" test_data test_text test_report test_checkpoint
 for test in data text report checkpoint; do build-tsan/test_$test; done
 
-scripts/fuzz.sh 600
+scripts/fuzz.sh 300
 tests/faults/kill_resume.sh "$PWD/build/titanium" "$PWD" 40
 echo "nightly: ok"

@@ -12,7 +12,8 @@ namespace {
 
 // Bounds that keep the size of every weight, and of all layers together, inside 64 bits.
 constexpr int64_t kMostLayers = 1 << 14, kMostWidth = 1 << 20, kMostHeads = 1 << 14, kMostVocab = 1 << 28;
-constexpr int64_t kMostHidden = 1 << 24, kMostHeadDim = 1 << 14;
+constexpr int64_t kMostHidden = 1 << 24;
+constexpr int64_t kMostHeadDim = 1024;  // of the kernels (ops/rope.cpp)
 constexpr int64_t kMostPositions = int64_t{1} << 40;
 
 struct Family {

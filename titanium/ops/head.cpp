@@ -78,7 +78,7 @@ const A* data_or_null(const at::Tensor& tensor) {
 }
 
 template <typename S, typename P>
-HeadValues forward(const HeadRows& rows, const at::Tensor& weight, bool moments,
+HeadValues forward(const HeadTokens& rows, const at::Tensor& weight, bool moments,
                    const HeldLogits<Wide<P>>* held = nullptr) {
   using A = Wide<P>;
   const int64_t R = rows.x.size(0), V = weight.size(0);
@@ -128,7 +128,7 @@ struct RowCoefficients {
   std::vector<RowGradient<A>> rows;
   std::vector<A> at_label;
 
-  RowCoefficients(const HeadRows& head, const HeadValues& values, const HeadGradients& g)
+  RowCoefficients(const HeadTokens& head, const HeadValues& values, const HeadGradients& g)
       : rows(head.x.size(0)), at_label(head.x.size(0)) {
     const A *temperature = data_or_null<A>(head.temperature), *lse = values.lse.const_data_ptr<A>();
     const A *gl = data_or_null<A>(g.logprob), *ge = data_or_null<A>(g.entropy),
@@ -159,7 +159,7 @@ class Backward {
  public:
   using A = Wide<P>;
 
-  Backward(const HeadRows& rows, const HeadValues& values, const HeadGradients& gradients)
+  Backward(const HeadTokens& rows, const HeadValues& values, const HeadGradients& gradients)
       : rows_(rows), coefficients_(rows, values, gradients) {}
 
   void receive(const at::Tensor& sink) {
@@ -254,13 +254,13 @@ class Backward {
              .contiguous();
   }
 
-  HeadRows rows_;
+  HeadTokens rows_;
   RowCoefficients<A> coefficients_;
   std::vector<at::Tensor> kept_;  // of each group, [R rounded up, count rounded up]
 };
 
 template <typename S, typename P>
-at::Tensor backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
+at::Tensor backward(const HeadTokens& rows, const Handle& weight, const HeadValues& values,
                     const HeadGradients& gradients, const HeldLogits<Wide<P>>* held = nullptr) {
   const auto pass = std::make_shared<Backward<S, P>>(rows, values, gradients);
   pass->held = held;
@@ -273,8 +273,8 @@ at::Tensor backward(const HeadRows& rows, const Handle& weight, const HeadValues
 
 // Forward and backward by chunks of rows whose logits are held in between.
 template <typename S, typename P>
-at::Tensor nll_of_chunks(const HeadRows& rows, const Handle& weight, const at::Tensor& weights, int64_t step,
-                         HeadValues* values) {
+at::Tensor nll_of_chunks(const HeadTokens& rows, const Handle& weight, const at::Tensor& weights,
+                         int64_t step, HeadValues* values) {
   using A = Wide<P>;
   const at::Tensor w = by_rows(weight.value());
   const int64_t R = rows.x.size(0);
@@ -283,7 +283,7 @@ at::Tensor nll_of_chunks(const HeadRows& rows, const Handle& weight, const at::T
   for (int64_t r = 0; r < R || r == 0; r += step) {
     const int64_t n = std::min(step, R - r);
     const auto part = [&](const at::Tensor& t) { return t.defined() ? t.narrow(0, r, n) : t; };
-    const HeadRows chunk{part(rows.x), part(rows.labels), part(rows.temperature)};
+    const HeadTokens chunk{part(rows.x), part(rows.labels), part(rows.temperature)};
     const HeadValues out = forward<S, P>(chunk, w, false, &held);
     dx.push_back(backward<S, P>(chunk, weight, out, {-part(weights), {}, {}}, &held));
     lse.push_back(out.lse);
@@ -295,7 +295,7 @@ at::Tensor nll_of_chunks(const HeadRows& rows, const Handle& weight, const at::T
 
 }  // namespace
 
-HeadValues head_forward(const HeadRows& rows, const at::Tensor& weight, bool moments) {
+HeadValues head_forward(const HeadTokens& rows, const at::Tensor& weight, bool moments) {
   const at::Tensor w = by_rows(weight);
   HeadValues out;
   for_block_type(rows.x.scalar_type(), [&](auto stored, auto block) {
@@ -304,7 +304,7 @@ HeadValues head_forward(const HeadRows& rows, const at::Tensor& weight, bool mom
   return out;
 }
 
-at::Tensor head_backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
+at::Tensor head_backward(const HeadTokens& rows, const Handle& weight, const HeadValues& values,
                          const HeadGradients& gradients) {
   at::Tensor dx;
   for_block_type(rows.x.scalar_type(), [&](auto stored, auto block) {
@@ -313,7 +313,7 @@ at::Tensor head_backward(const HeadRows& rows, const Handle& weight, const HeadV
   return dx;
 }
 
-at::Tensor head_nll(const HeadRows& rows, const Handle& weight, const at::Tensor& weights,
+at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tensor& weights,
                     HeadValues* values) {
   at::Tensor dx;
   for_block_type(rows.x.scalar_type(), [&](auto stored, auto block) {

@@ -9,7 +9,7 @@
 
 namespace titanium {
 
-struct HeadRows {
+struct HeadTokens {
   at::Tensor x;            // [R, D], contiguous
   at::Tensor labels;       // [R] int64, negative = none
   at::Tensor temperature;  // [R] in the statistics' dtype, or undefined for 1
@@ -20,7 +20,7 @@ struct HeadValues {
   at::Tensor lse, logprob, entropy, sum_pi_squared;
 };
 
-HeadValues head_forward(const HeadRows& rows, const at::Tensor& weight, bool moments);
+HeadValues head_forward(const HeadTokens& rows, const at::Tensor& weight, bool moments);
 
 // Gradients by the outputs, [R] in the statistics' dtype, undefined = none.
 struct HeadGradients {
@@ -30,12 +30,12 @@ struct HeadGradients {
 // Returns the gradient by rows.x [R, D] and accumulates that of the weight.  A handle that adds at once gets
 // it in the same visit of the vocabulary; one that defers it keeps the gradient by the logits, [R, V] in x's
 // dtype, until then.
-at::Tensor head_backward(const HeadRows& rows, const Handle& weight, const HeadValues& values,
+at::Tensor head_backward(const HeadTokens& rows, const Handle& weight, const HeadValues& values,
                          const HeadGradients& gradients);
 
 // Both passes for the gradient -weights [R] by logprob: returns dx, sets lse and logprob.  Where forming the
 // logits again costs more than holding them, they are held for a chunk of rows: 96 MiB of fp32 at most.
-at::Tensor head_nll(const HeadRows& rows, const Handle& weight, const at::Tensor& weights,
+at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tensor& weights,
                     HeadValues* values);
 
 // x [T, D], weight [V, D] -> [T, V] in the statistics' dtype.

@@ -30,7 +30,7 @@ struct HeadInput {
   at::Tensor labels, temperature, rows;
 };
 
-HeadRows select(const at::Tensor& x, const HeadInput& in) {
+HeadTokens select(const at::Tensor& x, const HeadInput& in) {
   const at::Tensor temperature = pick(in.temperature, in.rows);
   return {pick(x, in.rows).contiguous(), pick(in.labels, in.rows).contiguous(),
           temperature.defined() ? temperature.contiguous() : temperature};
@@ -44,7 +44,7 @@ HeadStats spread_all(const HeadValues& out, const HeadInput& in, int64_t T, Head
 struct HeadFunction : torch::autograd::Function<HeadFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const HeadInput& in,
                                HeadWants wants) {
-    const HeadRows rows = select(x, in);
+    const HeadTokens rows = select(x, in);
     const HeadValues out = head_forward(rows, in.weight.value(), wants.entropy || wants.sum_pi_squared);
     keep_handle(ctx, "weight", &in.weight);
     ctx->set_materialize_grads(false);
@@ -146,7 +146,7 @@ WeightedNll weighted_nll(const at::Tensor& x, const Handle& weight, const at::Te
   at::Tensor loss, logprob, dx;
   {
     const at::AutoGradMode off(false);
-    const HeadRows picked = select(x, in);
+    const HeadTokens picked = select(x, in);
     const at::Tensor w = pick(weights, rows).contiguous();
     HeadValues out;
     if (with_gradient) {

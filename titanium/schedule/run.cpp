@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <exception>
 #include <optional>
+#include <tuple>
 
 #include "titanium/base/error.h"
 
@@ -23,6 +25,38 @@ ModelPart part_of(const Model& model, const ParamStore& store) {
   return ModelPart::whole(std::move(blocks), std::move(units));
 }
 
+// Before the first action, so that a bad batch leaves no part of a gradient behind.
+void check_tokens(const std::vector<PackedBatch>& batches, int64_t vocab) {
+  for (const PackedBatch& batch : batches) {
+    for (const auto& [what, ids, least] :
+         {std::tuple{"token", &batch.tokens, int64_t{0}}, {"label", &batch.labels, kNoLabel}}) {
+      for (size_t t = 0; t < ids->size(); ++t) {
+        if ((*ids)[t] >= least && (*ids)[t] < vocab) continue;
+        throw BadData("{} {} at position {} of a micro-batch: ids of this model are 0 to {}", what, (*ids)[t],
+                      t, vocab - 1);
+      }
+    }
+  }
+}
+
+// A plan that an exception ends leaves no unit gathered.
+class Reshard {
+ public:
+  explicit Reshard(ParamStore& store) : store_(store) {}
+  ~Reshard() {
+    if (std::uncaught_exceptions() == exceptions_) return;
+    for (const auto& unit : store_.units()) {
+      if (unit->gathered()) unit->reshard(/*keep_memory=*/false);
+    }
+  }
+  Reshard(const Reshard&) = delete;
+  Reshard& operator=(const Reshard&) = delete;
+
+ private:
+  ParamStore& store_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
 }  // namespace
 
 Executor::Executor(const Model& model, ParamStore& store)
@@ -30,6 +64,8 @@ Executor::Executor(const Model& model, ParamStore& store)
 
 WorkResult Executor::run(const Plan& plan, const Work& work) {
   const size_t count = work.batches.size();
+  check_tokens(work.batches, model_.config.vocab_size);
+  const Reshard reshard(store_);
   WorkResult result;
   result.loss.loss = at::zeros({}, at::kDouble);
   result.stats.resize(count);

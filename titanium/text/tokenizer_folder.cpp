@@ -78,8 +78,15 @@ std::optional<int64_t> special_id(const Json& config, const fs::path& config_fil
   return found->second;
 }
 
-std::vector<int64_t> stop_ids(const fs::path& file, const Tokenizer::Impl& impl) {
-  const Json json = read_optional(file);
+// generation_config.json decides; without it config.json, whose list may hold more than the tokenizer's one
+// eos.
+std::vector<int64_t> stop_ids(const fs::path& folder, const Tokenizer::Impl& impl) {
+  fs::path file = folder / "generation_config.json";
+  Json json = read_optional(file);
+  if (!has(json, "eos_token_id")) {
+    file = folder / "config.json";
+    json = read_optional(file);
+  }
   if (!has(json, "eos_token_id")) {
     if (impl.special.eos) return {*impl.special.eos};
     return {};
@@ -140,7 +147,7 @@ Tokenizer Tokenizer::from_folder(const fs::path& folder) {
   for (const std::optional<int64_t> id :
        {impl->special.bos, impl->special.eos, impl->special.pad, impl->special.unk})
     if (id) impl->tokens[static_cast<size_t>(*id)].special = true;
-  impl->special.stop = stop_ids(folder / "generation_config.json", *impl);
+  impl->special.stop = stop_ids(folder, *impl);
 
   impl->chat_templates = read_templates(folder, config);
   return Tokenizer(std::move(impl));

@@ -449,6 +449,8 @@ TEST_F(Folder, SpecialTokensAndTemplates) {
 
   write("chat_template.jinja", "file");
   write("additional_chat_templates/rag.jinja", "r");
+  write("config.json", R"({"eos_token_id": [3, 9]})");
+  EXPECT_EQ(Tokenizer::from_folder(folder_).special().stop, (std::vector<int64_t>{3, 9}));
   write("generation_config.json", R"({"eos_token_id": [5, 7]})");
   tokenizer = Tokenizer::from_folder(folder_);
   EXPECT_EQ(tokenizer.chat_templates(),
