@@ -26,7 +26,8 @@ test-verl: build
 	TITANIUM_BINARY=$(abspath $(BUILD))/titanium OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore \
 	  .deps/verl/bin/python -m unittest discover -v -s tests/verl
 
-demo: build
+demo: $(BUILD)/build.ninja
+	ninja -C $(BUILD) -j $(JOBS) titanium
 	scripts/demo.sh $(BUILD)
 
 bench-setup:
