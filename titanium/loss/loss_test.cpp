@@ -203,6 +203,7 @@ TEST(Losses, MaskedPositionsHaveNoPartEvenWithGarbage) {
     for (size_t i = 0; i < a.by_logprob.size(); ++i) EXPECT_EQ(a.by_logprob[i].back(), 0) << mode;
   }
   expect_same(evaluate(ValueLoss(), dirty, kWhole), evaluate(ValueLoss(), clean, kWhole), "value", 0);
+  expect_same(evaluate(SftLoss(), dirty, kWhole), evaluate(SftLoss(), clean, kWhole), "sft", 0);
 }
 
 // Token losses [4] and [1, 1, 1] in two micro-batches: 1.75, not 2.5 and not 0.875.

@@ -6,7 +6,8 @@ namespace titanium {
 
 LossSum SftLoss::operator()(const TokenStats& now, const PackedBatch& batch) const {
   const at::Tensor weight = at::tensor(at::ArrayRef<double>(batch.weight), at::kDouble);  // [T]
-  return {-(now.logprob.to(at::kDouble) * weight).sum(), {}};
+  const at::Tensor logprob = at::where(weight != 0, now.logprob.to(at::kDouble), 0.0);    // 0 * inf is not 0
+  return {-(logprob * weight).sum(), {}};
 }
 
 }  // namespace titanium
