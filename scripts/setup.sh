@@ -39,4 +39,7 @@ if [ "$(cat $stamp 2>/dev/null)" != "${wheels[*]}" ]; then
   .deps/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --target .deps/py "${wheels[@]}"
   echo "${wheels[*]}" >$stamp
 fi
+# What the tests of the Python client run on.
+[ -x .deps/venv/bin/pip ] || python3 -m venv .deps/venv
+.deps/venv/bin/python3 -c 'import numpy' 2>/dev/null || .deps/venv/bin/pip install --quiet --disable-pip-version-check numpy
 echo "set-up complete: torch $torch_version in .deps/py"

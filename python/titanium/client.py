@@ -6,10 +6,10 @@ import socket
 import threading
 import weakref
 
-from .arrays import ArrayFactory, Raw, to_raw
+from .arrays import ArrayFactory, to_raw
 from .batch import STATS, Stats, decode_output, encode_batch, encode_loss
 from .errors import BadConfig, BadData, ServerDied, TitaniumError, from_kind
-from .process import ServerProcess, describe_status, find_binary, peer_pidfd, open_pidfd
+from .process import ServerProcess, describe_status, find_binary, open_pidfd, peer_pidfd
 from .wire import Channel, ConnectionLost, Message, json_number
 
 _END = 10.0  # seconds that a server has to end by itself
@@ -37,11 +37,8 @@ def spawn(
     factory = ArrayFactory(arrays, bf16)
     process = ServerProcess(find_binary(binary), args, env, log)
     engine = Engine(Channel(process.socket, open_pidfd(process.pid)), factory, process)
-    try:
+    with _closing_on_failure(engine):
         engine._create({"config": config, "model_type": model_type, "backend": backend, "device": device})
-    except BaseException:
-        engine._abandon()
-        raise
     return engine
 
 
@@ -64,15 +61,24 @@ def connect(
     factory = ArrayFactory(arrays, bf16)
     sock = _connect(address, timeout)
     engine = Engine(Channel(sock, peer_pidfd(sock)), factory, None, address)
-    try:
+    with _closing_on_failure(engine):
         if config is None:
             engine._attach()
         else:
             engine._create({"config": config, "model_type": model_type, "backend": backend, "device": device})
+    return engine
+
+
+@contextlib.contextmanager
+def _closing_on_failure(engine):
+    try:
+        yield
+    except TitaniumError:
+        engine.close()
+        raise
     except BaseException:
         engine._abandon()
         raise
-    return engine
 
 
 def _connect(address, timeout):
@@ -109,16 +115,16 @@ class Engine:
         self._ended = None  # why the connection is of no use any more
         self._modes = []
         self._groups, self._sent_groups = [], []
-        self._pending = None  # the stream whose next bucket is under way
+        self._stream = None  # the weight stream that is open
         self._finish = weakref.finalize(self, _release, channel, process, os.getpid())
         try:
             greeting = channel.receive()
         except (ConnectionLost, BadData) as error:
             raise self._died("start", error) from None
         if greeting.type == "error":
-            self._ended = greeting.text
+            self._abandon(greeting.text)
             raise from_kind(greeting.name, greeting.text)
-        self.info = greeting.body  # {"version", "pid", "created"}
+        self.info = greeting.body  # {"protocol", "pid", "created"}
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -127,6 +133,10 @@ class Engine:
         if config is not None:
             self._create({**self._made_with, "config": config})
         self._take(self._call("initialize").body)
+
+    def set_total_training_steps(self, steps):
+        """Of the learning rate's schedule, which initialize() makes."""
+        self._call("set_total_training_steps", {"steps": int(steps)})
 
     def close(self):
         """Ends the connection, and with it the server if it is our own.  Twice is once."""
@@ -218,7 +228,11 @@ class Engine:
     # -- weights, state -------------------------------------------------------------------------------------------
 
     def get_per_tensor_param(self, **options):
-        """Full tensors under their Hugging Face names; options are those of SyncOptions."""
+        """Full tensors under their Hugging Face names, as a WeightStream.
+
+        options: dtype ("bfloat16" by default, "float32", ..., "master" for that of the masters), keep_fp32 (names), tied_head,
+        bucket_bytes, version, checksums, threads.
+        """
         reply = self._call("weights_begin", options)
         return WeightStream(self, reply.body)
 
@@ -317,18 +331,62 @@ class Engine:
         return decode_output(reply, self._arrays)
 
     def _call(self, method, args=None, tensors=None, loss=None):
+        with self._calling(method):
+            self._settle_stream()
+            if method != "close":
+                self._push_groups()
+            return self._exchange(method, args, tensors, loss)
+
+    @contextlib.contextmanager
+    def _calling(self, method):
         with self._lock:
             if self._in_call is not None:
                 raise BadConfig(f"{method}: not possible inside a loss callable, while {self._in_call} runs")
             self._in_call = method
             try:
-                if self._pending is not None:  # its bucket comes first
-                    self._pending._settle()
-                if method != "close":
-                    self._push_groups()
-                return self._exchange(method, args, tensors, loss)
+                yield
             finally:
                 self._in_call = None
+
+    def _ask_bucket(self, state):
+        self._post("weights_next", {"stream": state.id}, None)
+        state.asked = True
+
+    def _settle_stream(self):
+        """Takes in the bucket that is under way, whose reply comes first; closes a stream that nobody holds."""
+        state = self._stream
+        if state is None:
+            return
+        if state.asked:
+            state.asked = False
+            try:
+                state.stashed = self._answer("weights_next")
+                state.ended = state.stashed.body["end"]
+            except TitaniumError as error:
+                state.stashed, state.ended = error, True
+        if state.dropped and not state.ended:
+            state.ended = True
+            self._exchange("weights_end", {"stream": state.id}, None, None)
+        if state.ended:
+            self._stream = None
+
+    def _next_bucket(self, state):
+        with self._calling("get_per_tensor_param"):
+            if state.stashed is None and self._stream is state:
+                if not state.asked:
+                    self._ask_bucket(state)
+                self._settle_stream()
+            reply, state.stashed = state.stashed, None
+            if isinstance(reply, BaseException):
+                raise reply
+            if self._stream is state and self._ended is None:
+                self._ask_bucket(state)
+            return reply
+
+    def _close_stream(self, state):
+        if self._stream is state and self._ended is None:
+            with self._calling("close of the stream"):
+                self._settle_stream()
 
     def _exchange(self, method, args, tensors, loss):
         """One request, the calls of the engine inside it, and its reply."""
@@ -414,43 +472,46 @@ class _Optimizer:
         return self._engine.param_groups
 
 
+class _Open:
+    """What the engine knows of a stream: it must not keep the stream itself, whose end is the sign to close."""
+
+    def __init__(self, id):
+        self.id = id
+        self.asked = False  # the next bucket is under way
+        self.stashed = None  # it has come before it was wanted: a reply or an exception
+        self.ended = self.dropped = False
+
+
 class WeightStream:
     """Buckets of weights, each a dict from name to array in the documented order.  The next one is prepared while the
-    caller works on one.  Arrays stay valid for as long as they are held."""
+    caller works on one.  Arrays stay valid for as long as they are held.
+
+    Until it has ended or was closed, or is forgotten, what would change the weights is refused.
+    """
 
     def __init__(self, engine, body):
-        self._engine, self._id = engine, body["stream"]
+        self._engine, self._state = engine, _Open(body["stream"])
         self.adapter = body["adapter"]  # description of an adapter, when the stream holds one
         self.version = body["version"]
-        self.checksum = None  # known at the end
-        self._stashed = None  # a bucket that came before it was asked for
-        self._asked = self._done = False
-        self._ask()
+        self.specs = [(name, dtype, tuple(shape)) for name, dtype, shape in body["tensors"]]  # all that will come, in order
+        self.nbytes, self.buckets = body["bytes"], body["buckets"]
+        self.checksums = {}  # of the tensors so far, 16 hex digits each
+        self.checksum = None  # of all of them; known at the end
+        engine._stream = self._state
+        engine._ask_bucket(self._state)
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        engine = self._engine
-        with engine._lock:
-            if self._done:
-                raise StopIteration
-            if engine._in_call is not None:
-                raise BadConfig(f"get_per_tensor_param: not possible inside a loss callable, while {engine._in_call} runs")
-            if not self._asked and self._stashed is None:
-                self._ask()
-            if self._asked:
-                self._settle()
-            reply, self._stashed = self._stashed, None
-            if isinstance(reply, BaseException):
-                self._done = True
-                raise reply
-            if reply.body["end"]:
-                self._done = True
-                self.checksum = reply.body.get("checksum")
-                raise StopIteration
-            self._ask()
-        return {name: engine._arrays(reply.tensors[name]) for name in reply.body["names"]}
+        reply = self._engine._next_bucket(self._state)
+        if reply is None:
+            raise StopIteration
+        if reply.body["end"]:
+            self.checksum = reply.body["checksum"]
+            raise StopIteration
+        self.checksums.update(reply.body["checksums"])
+        return {name: self._engine._arrays(reply.tensors[name]) for name in reply.body["names"]}
 
     def tensors(self):
         """(name, array) one by one."""
@@ -459,29 +520,11 @@ class WeightStream:
 
     def close(self):
         """Ends the stream before its end."""
-        with self._engine._lock:
-            if self._done or self._engine._ended is not None:
-                return
-            self._done = True
-            self._engine._call("weights_end", {"stream": self._id})
-            self._stashed = None
+        self._state.dropped = True
+        self._engine._close_stream(self._state)
 
     def __del__(self):
-        with contextlib.suppress(Exception):
-            if self._engine._in_call is None:
-                self.close()
-
-    def _ask(self):
-        self._engine._post("weights_next", {"stream": self._id}, None)
-        self._asked, self._engine._pending = True, self
-
-    def _settle(self):
-        """Takes in the bucket that is under way."""
-        self._asked, self._engine._pending = False, None
-        try:
-            self._stashed = self._engine._answer("weights_next")
-        except TitaniumError as error:
-            self._stashed = error
+        self._state.dropped = True  # the next request closes it
 
 
 def _encode_loss_answer(answer, reply):

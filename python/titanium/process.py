@@ -2,6 +2,7 @@
 
 import collections
 import os
+import queue
 import signal
 import socket
 import struct
@@ -67,26 +68,20 @@ class ServerProcess:
     def __init__(self, binary, args, env, log):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [binary, "serve", "--fd", str(theirs.fileno()), *args]
-        try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                env=None if env is None else {**os.environ, **env},
-            )
-        except OSError as error:
-            ours.close()
-            raise BadConfig(f"{binary} cannot be started: {error}") from error
-        finally:
-            theirs.close()
-        self.socket, self.pid, self.tail = ours, self.process.pid, collections.deque(maxlen=_TAIL)
-        # The thread knows the pipe and the tail alone, so that it keeps nothing else alive.
+        self.socket, self.tail = ours, collections.deque(maxlen=_TAIL)
+        started = queue.SimpleQueue()
+        # The kernel tells a server of the end of the *thread* that started it, so that is one that lives as long as the
+        # server does: the one that reads what it says.  It knows nothing of this object, so that it keeps nothing alive.
         self._reader = threading.Thread(
-            target=_read_lines, args=(self.process.stderr, self.tail, log), name="titanium-stderr", daemon=True
+            target=_run, args=(command, theirs, env, log, self.tail, started), name="titanium-server", daemon=True
         )
         self._reader.start()
+        self.process = started.get()
+        theirs.close()
+        if isinstance(self.process, OSError):
+            ours.close()
+            raise BadConfig(f"{binary} cannot be started: {self.process}") from self.process
+        self.pid = self.process.pid
 
     def wait(self, seconds):
         """The exit status and the last lines; a process that does not end in time is killed."""
@@ -107,8 +102,21 @@ def _has_descriptor(stream):
         return False
 
 
-def _read_lines(pipe, tail, log):
-    with pipe:
+def _run(command, theirs, env, log, tail, started):
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            env=None if env is None else {**os.environ, **env},
+        )
+    except OSError as error:
+        started.put(error)
+        return
+    started.put(process)
+    with process.stderr as pipe:
         for line in pipe:
             text = line.decode(errors="replace").rstrip("\n")
             tail.append(text)
