@@ -152,7 +152,8 @@ class Describer {
 
   bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
 
-  void move(const std::string& from, const std::string& to, const std::vector<int64_t>& shape, int64_t heads = 0) {
+  void move(const std::string& from, const std::string& to, const std::vector<int64_t>& shape,
+            int64_t heads = 0) {
     const GgufTensor* tensor = file_.find_tensor(from);
     if (tensor == nullptr) throw BadCheckpoint("{}: has no tensor '{}'", file_.source(), from);
     if (tensor->shape != shape) {
