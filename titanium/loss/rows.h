@@ -4,6 +4,7 @@
 // [bounds[d], bounds[d + 1]); behind them there may be a filler.  Where the mask is 0 a loss neither reads
 // nor writes, so that whatever stands there, inf and nan too, has no part in values or gradients.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
