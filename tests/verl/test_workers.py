@@ -321,7 +321,7 @@ class LanguageModel(Workers):
             made.train_batch(bad)
         moved = batch()
         moved["position_ids"].values()[20] += 1
-        with self.assertRaisesRegex(titanium.BadData, "row 2"):
+        with self.assertRaisesRegex(titanium.BadData, "row 1"):
             made.train_batch(moved)
 
         def failing(model_output, data, dp_group=None):
