@@ -1,11 +1,11 @@
 #include "titanium/data/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -14,8 +14,11 @@
 namespace titanium {
 namespace {
 
-Loader::Source source_of(const Dataset& data, const Sampler& sampler) {
-  return [&data, sampler](int64_t position) -> std::optional<Step> {
+// A signal handler can only set a flag, so that somebody has to look at it.
+constexpr std::chrono::milliseconds kLookForStop{100};
+
+auto maker_of(const Dataset& data, const Sampler& sampler) {
+  return [&data, sampler](int64_t position, const std::stop_token& stop) -> std::optional<Step> {
     auto drawn = sampler.at(position);
     if (!drawn) return std::nullopt;
     Step step;
@@ -24,6 +27,7 @@ Loader::Source source_of(const Dataset& data, const Sampler& sampler) {
     step.records = std::move(drawn->records);
     step.samples.reserve(step.records.size());
     for (int64_t record : step.records) {
+      if (stop.stop_requested()) return std::nullopt;
       step.samples.push_back(data.sample(record));
       step.samples.back().index = static_cast<int64_t>(step.samples.size()) - 1;
     }
@@ -45,7 +49,7 @@ struct Loader::Shared {
   std::deque<Made> made;  // in order of steps; nothing follows an end or an error
   std::jthread worker;    // last, so that it ends before what it uses
 
-  void run(const std::stop_token& stop, const Source& source, int64_t position, size_t ahead) {
+  void run(const std::stop_token& stop, const Maker& make, int64_t position, size_t ahead) {
     while (true) {
       {
         std::unique_lock lock(mutex);
@@ -53,7 +57,7 @@ struct Loader::Shared {
       }
       Made next;
       try {
-        next.step = source(position);
+        next.step = make(position, stop);
         if (next.step && (next.step->begin != position || next.step->end <= position)) {
           throw Bug("the step at position {} says it is [{}, {})", position, next.step->begin,
                     next.step->end);
@@ -74,21 +78,29 @@ struct Loader::Shared {
 };
 
 Loader::Loader(const Dataset& data, const Sampler& sampler, int64_t position, int ahead)
-    : Loader(source_of(data, sampler), position, ahead) {}
+    : shared_(start(maker_of(data, sampler), position, ahead)), position_(position) {}
 
 Loader::Loader(Source source, int64_t position, int ahead)
-    : shared_(std::make_unique<Shared>()), position_(position) {
-  shared_->worker = std::jthread([shared = shared_.get(), source = std::move(source), position,
-                                  ahead = static_cast<size_t>(std::max(1, ahead))](std::stop_token stop) {
-    shared->run(stop, source, position, ahead);
+    : shared_(start([source = std::move(source)](int64_t at, const std::stop_token&) { return source(at); },
+                    position, ahead)),
+      position_(position) {}
+
+std::unique_ptr<Loader::Shared> Loader::start(Maker maker, int64_t position, int ahead) {
+  auto shared = std::make_unique<Shared>();
+  shared->worker = std::jthread([shared = shared.get(), maker = std::move(maker), position,
+                                 ahead = static_cast<size_t>(std::max(1, ahead))](std::stop_token stop) {
+    shared->run(stop, maker, position, ahead);
   });
+  return shared;
 }
 
 Loader::~Loader() = default;
 
-std::optional<Step> Loader::next() {
+std::optional<Step> Loader::next(const std::atomic<bool>* stop) {
   std::unique_lock lock(shared_->mutex);
-  shared_->changed.wait(lock, [&] { return !shared_->made.empty(); });
+  while (!shared_->changed.wait_for(lock, kLookForStop, [&] { return !shared_->made.empty(); })) {
+    if (stop != nullptr && *stop) return std::nullopt;
+  }
   Shared::Made& front = shared_->made.front();
   if (front.error) std::rethrow_exception(front.error);
   if (!front.step) return std::nullopt;

@@ -1,9 +1,11 @@
 // Makes the next steps' samples on a thread of its own while the current step runs.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <vector>
 
 #include "titanium/batch/sample.h"
@@ -28,19 +30,23 @@ class Loader {
   // in advance. data must outlive the loader.
   Loader(const Dataset& data, const Sampler& sampler, int64_t position = 0, int ahead = 2);
   Loader(Source source, int64_t position, int ahead = 2);
-  ~Loader();  // waits for the step being made
+  ~Loader();  // waits for a Source, and leaves a step of a data set half-made
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // The next step; empty after the last.  Throws what making that step threw, at that step and at every later
-  // call.
-  std::optional<Step> next();
+  // The next step; empty after the last, and soon after `stop` is true (then the step may be had later).
+  // Throws what making that step threw, at that step and at every later call.
+  std::optional<Step> next(const std::atomic<bool>* stop = nullptr);
 
   // Samples consumed by the steps that next() has given: what to save.  Steps made in advance do not count.
   int64_t position() const { return position_; }
 
  private:
+  // Answers empty where it is asked to stop.
+  using Maker = std::function<std::optional<Step>(int64_t position, const std::stop_token&)>;
   struct Shared;
+  static std::unique_ptr<Shared> start(Maker maker, int64_t position, int ahead);
+
   std::unique_ptr<Shared> shared_;
   int64_t position_;
 };

@@ -122,6 +122,25 @@ TEST(Loader, MakesNoMoreThanAsked) {
   while (made < 203) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
+TEST(Loader, WaitingEndsWhenAskedToStop) {
+  std::atomic<bool> stop{false}, go{false};
+  Loader loader(
+      [&](int64_t position) -> std::optional<Step> {
+        go.wait(false);
+        return one(position, position + 1);
+      },
+      0);
+  std::jthread signal([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    stop = true;
+  });
+  EXPECT_FALSE(loader.next(&stop));
+  EXPECT_EQ(loader.position(), 0);
+  go = true;
+  go.notify_all();
+  EXPECT_EQ(loader.next(&stop).value_or(one(9, 9)).begin, 0);  // made before the flag is looked at again
+}
+
 TEST(Loader, EndsWhileItsThreadWaitsOrWorks) {
   for (int i = 0; i < 200; ++i) {
     Loader loader([](int64_t position) { return one(position, position + 1); }, 0, 1 + i % 3);

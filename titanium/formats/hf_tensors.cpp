@@ -41,6 +41,7 @@ std::map<std::string, std::string> read_weight_map(const std::filesystem::path& 
     }
     map[item.key()] = file;
   }
+  if (map.empty()) throw BadCheckpoint("{}: weight_map names no tensor", path.string());
   return map;
 }
 

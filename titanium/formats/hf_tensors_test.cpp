@@ -160,6 +160,7 @@ TEST_F(Index, EveryDisagreementIsNamed) {
               "tensor 'b' is missing from 's2.safetensors'");
   EXPECT_SAYS(open(R"({"weight_map":{"a":"s1.safetensors","b":"s1.safetensors","c":"s3.safetensors"}})"),
               "names the shard 's3.safetensors', which is missing");
+  EXPECT_SAYS(open(R"({"weight_map":{}})"), "model.safetensors.index.json: weight_map names no tensor");
   EXPECT_SAYS(open(R"({"weight_map":{"a":"s1.safetensors","a":"s2.safetensors"}})"),
               "key 'a' is given twice");
   shard("s2.safetensors", {"c", "b"});

@@ -95,17 +95,19 @@ Json read_json(const std::filesystem::path& path, const JsonLimits& limits) {
 }
 
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
-  const Fd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  // Non-blocking, so that a named pipe is refused below instead of waited for.
+  const Fd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (fd.value < 0) throw BadConfig("{}: cannot be opened: {}", path.string(), std::strerror(errno));
-  std::string bytes;
   struct stat status {};
-  if (::fstat(fd.value, &status) == 0 && S_ISREG(status.st_mode)) {
-    const auto size = static_cast<uint64_t>(status.st_size);
-    if (size > max_bytes) {
-      throw BadConfig("{}: is {} bytes long, allowed are {}", path.string(), size, max_bytes);
-    }
-    bytes.reserve(size + 1);
+  if (::fstat(fd.value, &status) != 0 || !S_ISREG(status.st_mode)) {
+    throw BadConfig("{}: is not a regular file", path.string());
   }
+  const auto size = static_cast<uint64_t>(status.st_size);
+  if (size > max_bytes) {
+    throw BadConfig("{}: is {} bytes long, allowed are {}", path.string(), size, max_bytes);
+  }
+  std::string bytes;
+  bytes.reserve(size + 1);
   std::vector<char> piece(1 << 16);
   while (true) {
     const ssize_t n = ::read(fd.value, piece.data(), piece.size());

@@ -26,7 +26,7 @@ bool try_parse_json(std::string_view text, const JsonLimits& limits, Json* out, 
 
 Json read_json(const std::filesystem::path& path, const JsonLimits& limits = {});
 
-// The whole file; BadConfig when it cannot be read or is longer than max_bytes.
+// The whole file; BadConfig when it is not a regular file, cannot be read or is longer than max_bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes = uint64_t{1} << 32);
 
 // A temporary name beside `path`, fsync, rename, fsync of the folder.  BadCheckpoint with the system's

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 
@@ -42,7 +43,9 @@ TEST(Json, NamesFileAndPosition) {
   }
   const auto error = error_of([&] { read_json(folder / "none.json"); });
   EXPECT_SAYS(error, "none.json: cannot be opened: No such file");
-  EXPECT_SAYS(error_of([&] { read_json(folder.path()); }), "Is a directory");
+  EXPECT_SAYS(error_of([&] { read_json(folder.path()); }), "is not a regular file");
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);  // that nobody writes to
+  EXPECT_SAYS(error_of([&] { read_json(folder / "pipe"); }), "pipe: is not a regular file");
 }
 
 TEST(Json, SameKeyInDifferentObjectsIsFine) {

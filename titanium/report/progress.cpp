@@ -55,7 +55,7 @@ void ProgressLine::show(const Progress& progress) {
   }
   // A line that wraps could not be rewritten.
   if (const size_t width = columns(terminal_); width > 0 && text.size() >= width) text.resize(width - 1);
-  fmt::print(terminal_, "\r{}\x1b[K", text);
+  std::fputs(fmt::format("\r{}\x1b[K", text).c_str(), terminal_);  // does not mind a terminal that is gone
   std::fflush(terminal_);
   open_ = true;
 }

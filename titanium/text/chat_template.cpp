@@ -69,7 +69,13 @@ RenderedChat ChatTemplate::render(const ChatInput& input) const {
     variables.emplace_back(key, jinja::from_json(value));
   }
   jinja::Run run(impl_->name, input.now);
-  return jinja::render(impl_->tree, run, std::move(variables));
+  try {
+    return jinja::render(impl_->tree, run, std::move(variables));
+  } catch (const BadData& e) {  // values do not know where they are made
+    const std::string message = e.what();
+    if (message.starts_with(impl_->name + ":")) throw;
+    throw BadData("{}:{}: {}", impl_->name, run.line, message);
+  }
 }
 
 bool ChatTemplate::marks_generation() const {

@@ -200,7 +200,7 @@ TEST(ChatTemplate, LimitsHold) {
   const std::string wide_value =
       "{% set n = namespace(x=['lol']) %}{% for i in range(100) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ "
       "n.x }}";
-  EXPECT_NE(error_of<BadData>(wide_value).find("larger than"), std::string::npos);
+  EXPECT_NE(error_of<BadData>(wide_value).find("t:1: a value is larger than"), std::string::npos);
   const std::string doubling =
       "{% set n = namespace(x='a') %}{% for i in range(100) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
   EXPECT_NE(error_of<BadConfig>(doubling).find("bytes of values"), std::string::npos);
