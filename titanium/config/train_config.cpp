@@ -276,7 +276,9 @@ struct FromText {
   }
 };
 
-void apply_override(const std::vector<Section>& table, const std::string& argument) {
+// `seen`: key -> the name under which an override gave it.
+void apply_override(const std::vector<Section>& table, const std::string& argument,
+                    std::map<std::string, std::string>& seen) {
   std::string_view text = argument;
   if (text.starts_with("--")) text.remove_prefix(2);
   const size_t equals = text.find('=');
@@ -293,6 +295,11 @@ void apply_override(const std::vector<Section>& table, const std::string& argume
   const std::optional<FieldValue> value = std::visit(FromText{given}, field.target);
   if (!value) refuse(place, toml_text(std::string(given)), field.allowed());
   set(field, *value, place, toml_text(std::string(given)));
+  // The last one wins, but two names of a key in one command are a slip.
+  const auto [before, fresh] =
+      seen.emplace(field.alias_of.empty() ? std::string(name) : field.alias_of, name);
+  if (!fresh && before->second != name)
+    throw BadConfig("--{} and --{} are one key: give it once", before->second, name);
 }
 
 }  // namespace
@@ -306,7 +313,8 @@ TrainConfig parse_train_config(std::string_view toml, const std::string& source,
   }
   const GuardedToml guarded(toml, source);
   FileReader(table, guarded, source).read();
-  for (const std::string& argument : overrides) apply_override(table, argument);
+  std::map<std::string, std::string> seen;
+  for (const std::string& argument : overrides) apply_override(table, argument, seen);
   check_together(config);
   return config;
 }

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@ namespace titanium {
 
 struct ModelSection {
   std::string path;
+  std::vector<std::string> freeze;
 };
 
 struct TrainingConfig {
@@ -34,7 +36,6 @@ struct TrainingConfig {
   double loss_scale_factor = 0;
   std::string head_rows = "weighted";
   int64_t threads = 0;
-  bool deterministic = true;
 };
 
 struct DataConfig {
@@ -149,6 +150,17 @@ TrainConfig parse_train_config(std::string_view toml, const std::string& source,
 
 // Keys that have no default and that training needs (model.path, data.path).  BadConfig names it.
 void check_complete(const TrainConfig& config);
+void check_model(const TrainConfig& config);  // model.path alone
+
+// The schedule against the number of updates where data.epochs gives it, which parsing cannot know.
+// BadConfig.
+void check_schedule(const TrainConfig& config, int64_t steps);
+
+// A sentence for each key that was given a value and that nothing reads because of another key.
+std::vector<std::string> keys_without_effect(const TrainConfig& config);
+
+// Every key, "section.key", and its value as TOML.
+std::map<std::string, std::string> config_values(const TrainConfig& config);
 
 // TOML with every key; parse_train_config gives the same config from it, to the last bit.
 std::string print_train_config(const TrainConfig& config);

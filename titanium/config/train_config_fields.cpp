@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <initializer_list>
 
 #include "titanium/base/error.h"
@@ -16,6 +17,17 @@ FieldCheck any() {
 FieldCheck nonempty() {
   return {"a string that is not empty",
           [](const FieldValue& v) { return !std::get<std::string>(v).empty(); }};
+}
+
+// Of a path inside dump_folder; where `or_empty`, it may be left out.
+FieldCheck inside(bool or_empty = false) {
+  return {std::string("a relative path without ..") + (or_empty ? ", or nothing" : ""),
+          [or_empty](const FieldValue& v) {
+            const std::filesystem::path path = std::get<std::string>(v);
+            if (path.empty()) return or_empty;
+            const std::filesystem::path plain = path.lexically_normal();
+            return plain.is_relative() && plain != "." && plain != "./" && *plain.begin() != "..";
+          }};
 }
 
 FieldCheck one_of(std::vector<std::string> names) {
@@ -34,15 +46,23 @@ FieldCheck dtype_of(std::vector<Dtype> dtypes) {
           }};
 }
 
-FieldCheck at_least(int64_t least) {
-  return {fmt::format("an integer >= {}", least),
-          [least](const FieldValue& v) { return std::get<int64_t>(v) >= least; }};
+// Keeps counts of steps, samples and tokens, and products of two of them, inside 64 bits.
+constexpr int64_t kMostCount = 1'000'000'000;
+constexpr int64_t kMostThreads = 1024;
+
+FieldCheck integer(int64_t least, int64_t most = kMostCount) {
+  return {fmt::format("an integer from {} to {}", least, most),
+          [=](const FieldValue& v) { return std::get<int64_t>(v) >= least && std::get<int64_t>(v) <= most; }};
 }
 
-FieldCheck or_at_least(int64_t special, int64_t least) {
-  return {fmt::format("{}, or an integer >= {}", special, least), [special, least](const FieldValue& v) {
-            return std::get<int64_t>(v) == special || std::get<int64_t>(v) >= least;
-          }};
+FieldCheck or_integer(int64_t special, int64_t least) {
+  FieldCheck range = integer(least);
+  return {fmt::format("{}, or {}", special, range.allowed),
+          [special, ok = range.ok](const FieldValue& v) { return std::get<int64_t>(v) == special || ok(v); }};
+}
+
+FieldCheck not_negative() {
+  return {"an integer >= 0", [](const FieldValue& v) { return std::get<int64_t>(v) >= 0; }};
 }
 
 FieldCheck one_process(bool or_minus_one) {
@@ -82,13 +102,14 @@ FieldCheck unset_or_share() {
 }
 
 FieldCheck op_or_every_nth() {
-  return {"op, or an integer >= 1",
+  return {fmt::format("op, or an integer from 1 to {}", kMostCount),
           [](const FieldValue& v) {
             const std::string& text = std::get<std::string>(v);
             int64_t n = 0;
             const char* end = text.data() + text.size();
             const auto result = std::from_chars(text.data(), end, n);
-            return text == "op" || (result.ec == std::errc() && result.ptr == end && n >= 1);
+            return text == "op" ||
+                   (result.ec == std::errc() && result.ptr == end && n >= 1 && n <= kMostCount);
           },
           true};
 }
@@ -99,6 +120,10 @@ FieldCheck paths() {
             return std::none_of(list.begin(), list.end(),
                                 [](const std::string& path) { return path.empty(); });
           }};
+}
+
+FieldCheck patterns() {
+  return {"a name pattern, or a list of them", paths().ok};
 }
 
 std::vector<Dtype> compute_dtypes() {
@@ -142,35 +167,40 @@ std::vector<Section> describe(TrainConfig& c) {
 
       {"model",
        "What is trained. Its shape is read from the folder's config.json.",
-       {{"path", &c.model.path, "Hugging Face folder: config.json, safetensors, tokenizer.json", any(), {}}}},
+       {{"path", &c.model.path, "Hugging Face folder: config.json, safetensors, tokenizer.json", any(), {}},
+        {"freeze",
+         &c.model.freeze,
+         "weights that do not train, by name; * stands for any characters, ? for one",
+         patterns(),
+         {}}}},
 
       {"training",
        "The step.",
-       {{"seed", &c.training.seed, "every random number of the run is a function of it", at_least(0), {}},
+       {{"seed", &c.training.seed, "every random number of the run is a function of it", not_negative(), {}},
         {"steps",
          &c.training.steps,
          "number of updates; -1: as many as data.epochs gives",
-         or_at_least(-1, 1),
+         or_integer(-1, 1),
          {}},
         {"global_batch_size",
          &c.training.global_batch_size,
          "sequences of a step, over all ranks; -1: global_batch_tokens says",
-         or_at_least(-1, 1),
+         or_integer(-1, 1),
          {}},
         {"global_batch_tokens",
          &c.training.global_batch_tokens,
          "in place of global_batch_size: a step takes as many consecutive sequences as fit this many tokens",
-         or_at_least(-1, 1),
+         or_integer(-1, 1),
          {}},
         {"max_tokens_per_microbatch",
          &c.training.max_tokens_per_microbatch,
          "budget to which sequences are packed; sets the memory of a step, never its result",
-         at_least(1),
+         integer(1),
          {}},
         {"seq_len",
          &c.training.seq_len,
          "longest sequence in tokens; data.on_long_record says what becomes of others",
-         at_least(2),
+         integer(2),
          {}},
         {"max_norm",
          &c.training.max_norm,
@@ -203,11 +233,10 @@ std::vector<Section> describe(TrainConfig& c) {
          "tokens that pass through the head: those with a loss, or all",
          one_of({"weighted", "all"}),
          {}},
-        {"threads", &c.training.threads, "compute threads of a rank; 0: one a core", at_least(0), {}},
-        {"deterministic",
-         &c.training.deterministic,
-         "refuse library kernels whose order of sums may vary",
-         any(),
+        {"threads",
+         &c.training.threads,
+         "compute threads of a rank; 0: one a core",
+         integer(0, kMostThreads),
          {}}}},
 
       {"data",
@@ -218,7 +247,7 @@ std::vector<Section> describe(TrainConfig& c) {
          "form of the records; auto: by the fields of each",
          one_of({"auto", "messages", "prompt_response", "text", "input_ids"}),
          {}},
-        {"epochs", &c.data.epochs, "passes over the data where training.steps is -1", at_least(1), {}},
+        {"epochs", &c.data.epochs, "passes over the data where training.steps is -1", integer(1), {}},
         {"shuffle", &c.data.shuffle, "a new order every epoch, a function of the seed", any(), {}},
         {"last_batch",
          &c.data.last_batch,
@@ -282,7 +311,7 @@ std::vector<Section> describe(TrainConfig& c) {
          {}},
         {"state_dtype",
          &c.optimizer.state_dtype,
-         "of the optimizer's own tensors",
+         "of the optimizer's own tensors; float64 parameters have float64 state",
          dtype_of({Dtype::F32, Dtype::BF16, Dtype::F64}),
          {}}}},
 
@@ -291,12 +320,12 @@ std::vector<Section> describe(TrainConfig& c) {
        {{"warmup_steps",
          &c.lr_scheduler.warmup_steps,
          "steps of linear warm-up; the first step has 1/warmup_steps",
-         at_least(0),
+         integer(0),
          {}},
         {"total_steps",
          &c.lr_scheduler.total_steps,
-         "length of the schedule; -1: training.steps",
-         or_at_least(-1, 1),
+         "length of the schedule; -1: the steps of the run",
+         or_integer(-1, 1),
          {}},
         {"decay_type",
          &c.lr_scheduler.decay_type,
@@ -326,12 +355,12 @@ std::vector<Section> describe(TrainConfig& c) {
          "save while training, at the end, and on SIGINT or SIGTERM",
          any(),
          {}},
-        {"folder", &c.checkpoint.folder, "inside dump_folder", nonempty(), {}},
-        {"interval", &c.checkpoint.interval, "steps between saves", at_least(1), {}},
+        {"folder", &c.checkpoint.folder, "inside dump_folder", inside(), {}},
+        {"interval", &c.checkpoint.interval, "steps between saves", integer(1), {}},
         {"keep_latest_k",
          &c.checkpoint.keep_latest_k,
          "older checkpoints are removed; 0 keeps all",
-         at_least(0),
+         integer(0),
          {}},
         {"async_mode",
          &c.checkpoint.async_mode,
@@ -348,7 +377,7 @@ std::vector<Section> describe(TrainConfig& c) {
         {"load_step",
          &c.checkpoint.load_step,
          "resume from this step; -1: the latest",
-         or_at_least(-1, 0),
+         or_integer(-1, 0),
          {}},
         {"initial_load_path",
          &c.checkpoint.initial_load_path,
@@ -371,7 +400,7 @@ std::vector<Section> describe(TrainConfig& c) {
          "export a Hugging Face folder at the end",
          any(),
          {}},
-        {"export_folder", &c.checkpoint.export_folder, "of that export, inside dump_folder", nonempty(), {}},
+        {"export_folder", &c.checkpoint.export_folder, "of that export, inside dump_folder", inside(), {}},
         {"export_dtype",
          &c.checkpoint.export_dtype,
          "of that export",
@@ -426,35 +455,47 @@ std::vector<Section> describe(TrainConfig& c) {
          {}},
         {"fsdp_reshard_after_forward",
          &c.parallelism.fsdp_reshard_after_forward,
-         "let go of gathered weights between forward and backward; default: unless there is a pipeline",
+         "let go of gathered weights between forward and backward; default: unless there is a pipeline; no "
+         "effect "
+         "in one process",
          one_of({"default", "always", "never"}),
          {}}}},
 
       {"metrics",
        "What a run reports.",
-       {{"log_freq", &c.metrics.log_freq, "steps between reports", at_least(1), {}},
+       {{"log_freq",
+         &c.metrics.log_freq,
+         "steps between progress lines; the files below hold every step",
+         integer(1),
+         {}},
         {"jsonl_file",
          &c.metrics.jsonl_file,
-         "inside dump_folder, one JSON object a report; empty: none",
-         any(),
+         "inside dump_folder, one JSON object a step and one a validation; empty: none",
+         inside(true),
          {}},
         {"enable_tensorboard", &c.metrics.enable_tensorboard, "write TensorBoard files", any(), {}},
-        {"save_tb_folder", &c.metrics.save_tb_folder, "their folder, inside dump_folder", nonempty(), {}}}},
+        {"save_tb_folder", &c.metrics.save_tb_folder, "their folder, inside dump_folder", inside(), {}}}},
 
       {"validator",
        "Loss on held-out records, where data.validation_path or data.validation_split gives any.",
        {{"enable", &c.validator.enable, "validate where there are such records", any(), {}},
-        {"freq", &c.validator.freq, "steps between validations", at_least(1), {}},
-        {"steps", &c.validator.steps, "batches of a validation; -1: all records", or_at_least(-1, 1), {}}}},
+        {"freq", &c.validator.freq, "steps between validations", integer(1), {}},
+        {"steps",
+         &c.validator.steps,
+         "batches of a validation, each as large as a step's; -1: all records",
+         or_integer(-1, 1),
+         {}}}},
 
       {"comm",
-       "How long ranks wait for each other.",
-       {{"init_timeout_seconds", &c.comm.init_timeout_seconds, "until all ranks have met", at_least(1), {}},
-        {"train_timeout_seconds", &c.comm.train_timeout_seconds, "in any later operation", at_least(1), {}}}},
+       "How long ranks wait for each other; no effect in one process.",
+       {{"init_timeout_seconds", &c.comm.init_timeout_seconds, "until all ranks have met", integer(1), {}},
+        {"train_timeout_seconds", &c.comm.train_timeout_seconds, "in any later operation", integer(1), {}}}},
   };
 }
 
 std::vector<LackingKey> lacking_keys() {
+  constexpr const char* kAlwaysSo =
+      "always so in bfloat16; in float32 and float64 for a fixed training.threads";
   return {
       {"training", "local_batch_size",
        "a step is global_batch_size sequences, cut into micro-batches of max_tokens_per_microbatch tokens"},
@@ -462,6 +503,7 @@ std::vector<LackingKey> lacking_keys() {
       {"training", "disable_cuda_graphs", "titanium has no CUDA graphs"},
       {"training", "gc_freq", "there is no Python garbage collector here"},
       {"training", "gc_debug", "there is no Python garbage collector here"},
+      {"training", "deterministic", kAlwaysSo},
       {"optimizer", "param_groups", "one group: name, lr, beta1, ... stand in [optimizer] itself"},
       {"optimizer", "implementation",
        "there is one implementation, fused; bf16 state is optimizer.state_dtype"},
@@ -503,10 +545,10 @@ std::vector<LackingKey> lacking_keys() {
       {"comm", "save_traces_file_prefix", "not in this version"},
       {"comm", "mode", "not in this version"},
       {"debug", "seed", "use training.seed"},
-      {"debug", "deterministic", "use training.deterministic"},
-      {"debug", "deterministic_warn_only", "use training.deterministic"},
+      {"debug", "deterministic", kAlwaysSo},
+      {"debug", "deterministic_warn_only", kAlwaysSo},
       {"debug", "print_config", "use the flag --print-config"},
-      {"debug", "", "not in this version; seed and deterministic are keys of [training]"},
+      {"debug", "", "not in this version; seed is a key of [training]"},
       {"dataloader", "dataset_path", "use data.path"},
       {"dataloader", "", "use [data]"},
       {"tokenizer", "", "the tokenizer is that of model.path"},

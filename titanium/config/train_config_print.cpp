@@ -64,6 +64,17 @@ std::string print_train_config(const TrainConfig& config) {
   return out;
 }
 
+std::map<std::string, std::string> config_values(const TrainConfig& config) {
+  TrainConfig copy = config;
+  std::map<std::string, std::string> values;
+  for (const Section& section : describe(copy)) {
+    for (const Field& field : section.fields) {
+      if (field.alias_of.empty()) values[key_name(section.name, field.name)] = toml_text(field.value());
+    }
+  }
+  return values;
+}
+
 std::string config_help() {
   TrainConfig defaults;
   std::string out = "Keys of run.toml; on the command line --section.key=value.\n";

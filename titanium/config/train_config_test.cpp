@@ -79,9 +79,9 @@ TEST(TrainConfig, ErrorsNameFileLineKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(message_of("[optimizer]\n\nlr = -1.0\n"),
             "run.toml:3: [optimizer] lr = -1.0: allowed: a number > 0");
   EXPECT_EQ(message_of("[training]\nsteps = 2.0"),
-            "run.toml:2: [training] steps = 2.0: allowed: -1, or an integer >= 1");
+            "run.toml:2: [training] steps = 2.0: allowed: -1, or an integer from 1 to 1000000000");
   EXPECT_EQ(message_of("[training]\nsteps = \"5\""),
-            "run.toml:2: [training] steps = \"5\": allowed: -1, or an integer >= 1");
+            "run.toml:2: [training] steps = \"5\": allowed: -1, or an integer from 1 to 1000000000");
   EXPECT_EQ(message_of("[data]\nshuffle = 1"), "run.toml:2: [data] shuffle = 1: allowed: true, false");
   EXPECT_EQ(message_of("[data]\npath = [1]"),
             "run.toml:2: [data] path = a list: allowed: a path, or a list of paths");
@@ -98,14 +98,81 @@ TEST(TrainConfig, ErrorsNameFileLineKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(
       message_of("[parallelism]\ntensor_parallel_degree = 2"),
       "run.toml:2: [parallelism] tensor_parallel_degree = 2: allowed: 1 (this version runs one process)");
-  EXPECT_EQ(message_of("[activation_checkpoint]\nselective_ac_option = 0"),
-            "run.toml:2: [activation_checkpoint] selective_ac_option = 0: allowed: op, or an integer >= 1");
+  EXPECT_EQ(
+      message_of("[activation_checkpoint]\nselective_ac_option = 0"),
+      "run.toml:2: [activation_checkpoint] selective_ac_option = 0: allowed: op, or an integer from 1 to "
+      "1000000000");
   EXPECT_EQ(message_of("[model]\npath = \"a\\u0000b\""), "run.toml:2: [model] path: holds a NUL character");
   EXPECT_EQ(message_of("training = 3"), "run.toml:1: training is a section: [training]");
   EXPECT_EQ(message_of("[[training]]\nsteps = 3"), "run.toml:1: training is a section: [training]");
   expect_starts(message_of("[training\nsteps = 3"), "run.toml:1: not TOML: ");
   expect_starts(message_of("[training]\nsteps = 3\nsteps = 4"), "run.toml:3: not TOML: ");
   EXPECT_EQ(message_of("\nx = \"\xff\""), "run.toml:2: not UTF-8");
+}
+
+// What fits 64 bits but not the place that it goes to.
+TEST(TrainConfig, NumbersAreBoundedAbove) {
+  EXPECT_EQ(message_of("", {"--training.threads=4294967296"}),
+            "--training.threads: [training] threads = \"4294967296\": allowed: an integer from 0 to 1024");
+  EXPECT_EQ(
+      message_of("[activation_checkpoint]\nselective_ac_option = 99999999999"),
+      "run.toml:2: [activation_checkpoint] selective_ac_option = 99999999999: allowed: op, or an integer "
+      "from 1 to 1000000000");
+  TrainConfig c;
+  for (const Section& section : describe(c)) {
+    for (const Field& field : section.fields) {
+      if (!std::holds_alternative<int64_t*>(field.target) || field.name == "seed") continue;
+      EXPECT_FALSE(field.check.ok(std::numeric_limits<int64_t>::max())) << field.name;
+      EXPECT_FALSE(field.check.ok(std::numeric_limits<int64_t>::min())) << field.name;
+    }
+  }
+}
+
+TEST(TrainConfig, KeysWithoutEffectAreNamed) {
+  EXPECT_TRUE(keys_without_effect(TrainConfig()).empty());
+  const auto of = [](const Strings& overrides) { return keys_without_effect(parse("", overrides)); };
+  EXPECT_EQ(of({"--optimizer.momentum=0.9"}),
+            (Strings{"optimizer.momentum = 0.9 has no effect: optimizer.name is AdamW"}));
+  EXPECT_EQ(of({"--optimizer.name=SGD", "--optimizer.momentum=0.9", "--optimizer.beta2=0.9"}),
+            (Strings{"optimizer.beta2 = 0.9 has no effect: optimizer.name is SGD"}));
+  EXPECT_EQ(
+      of({"--training.loss_scale_factor=2"}),
+      (Strings{"training.loss_scale_factor = 2.0 has no effect: training.loss_agg_mode is token-mean"}));
+  EXPECT_EQ(of({"--training.steps=5", "--data.epochs=2"}),
+            (Strings{"data.epochs = 2 has no effect: training.steps says where the run ends"}));
+  EXPECT_TRUE(of({"--training.loss_scale_factor=2", "--training.loss_agg_mode=seq-mean-token-sum-norm",
+                  "--data.epochs=2"})
+                  .empty());
+}
+
+TEST(TrainConfig, OutputsStayInDumpFolderAndApart) {
+  for (const char* bad : {"--checkpoint.folder=../escape", "--checkpoint.folder=/abs",
+                          "--checkpoint.folder=.", "--checkpoint.export_folder=a/../..",
+                          "--metrics.jsonl_file=../m.jsonl", "--metrics.save_tb_folder=./"}) {
+    EXPECT_NE(message_of("", {bad}).find("allowed: a relative path without .."), std::string::npos)
+        << bad << ": " << message_of("", {bad});
+  }
+  for (const Strings& bad :
+       {Strings{"--checkpoint.folder=hf"}, Strings{"--checkpoint.export_folder=checkpoint/hf"},
+        Strings{"--metrics.jsonl_file=./hf/"}, Strings{"--metrics.jsonl_file=checkpoint"},
+        Strings{"--metrics.enable_tensorboard=true", "--metrics.save_tb_folder=x/../hf"}}) {
+    EXPECT_NE(message_of("", bad).find("one is inside the other, or they are the same"), std::string::npos)
+        << bad.back() << ": " << message_of("", bad);
+  }
+  for (const Strings& good : {Strings{"--metrics.jsonl_file="},
+                              Strings{"--checkpoint.folder=hf2", "--checkpoint.export_folder=out/hf"},
+                              Strings{"--checkpoint.folder=hf", "--checkpoint.last_save_in_hf=false"},
+                              Strings{"--metrics.save_tb_folder=hf"}}) {
+    EXPECT_EQ(message_of("", good), "no error") << good.back();
+  }
+}
+
+TEST(TrainConfig, ValuesOfEveryKey) {
+  const auto values = config_values(parse("", {"--optimizer.lr=2e-4", "--hf_assets_path=m"}));
+  EXPECT_EQ(values.at("optimizer.lr"), "0.0002");
+  EXPECT_EQ(values.at("model.path"), "\"m\"");
+  EXPECT_EQ(values.at("dump_folder"), "\"./outputs\"");
+  EXPECT_EQ(values.count("hf_assets_path"), 0u);
 }
 
 TEST(TrainConfig, UnknownKeysNameTheNearest) {
@@ -136,6 +203,9 @@ TEST(TrainConfig, TorchtitansOtherKeysAreRefusedWithAReason) {
                 "run.toml:2: [debug] seed: titanium has no such key: use training.seed");
   expect_starts(message_of("[debug]\ndetect_anomaly = true"),
                 "run.toml:2: [debug] detect_anomaly: titanium has no such key: not");
+  expect_starts(message_of("[training]\ndeterministic = true"),
+                "run.toml:2: [training] deterministic: titanium has no such key: always so in bfloat16; in "
+                "float32 and float64 for a fixed training.threads");
   expect_starts(message_of("[compile]\nenable = true"),
                 "run.toml:2: [compile] enable: titanium has no such key: titanium has no graph");
   expect_starts(message_of("[validation]\nfreq = 1"),
@@ -216,7 +286,7 @@ TEST(TrainConfig, OverridesWinAndAreStrict) {
   EXPECT_TRUE(parse("", {"--data.path="}).data.path.empty());
 
   EXPECT_EQ(message_of("", {"--training.steps=5x"}),
-            "--training.steps: [training] steps = \"5x\": allowed: -1, or an integer >= 1");
+            "--training.steps: [training] steps = \"5x\": allowed: -1, or an integer from 1 to 1000000000");
   for (const char* bad :
        {"--training.steps=", "--training.steps= 5", "--training.steps=5.0", "--training.steps=0x5",
         "--training.steps=99999999999999999999", "--data.shuffle=1", "--data.shuffle=True",
@@ -232,6 +302,9 @@ TEST(TrainConfig, OverridesWinAndAreStrict) {
 TEST(TrainConfig, AnAliasIsTheSameKey) {
   EXPECT_EQ(parse("hf_assets_path = \"m\"").model.path, "m");
   EXPECT_EQ(parse("", {"--hf_assets_path=m"}).model.path, "m");
+  EXPECT_EQ(message_of("", {"--model.path=A", "--hf_assets_path=B"}),
+            "--model.path and --hf_assets_path are one key: give it once");
+  EXPECT_EQ(parse("", {"--model.path=A", "model.path=B"}).model.path, "B");
   expect_starts(message_of("hf_assets_path = \"m\"\n[model]\npath = \"n\""),
                 "run.toml:3: hf_assets_path and model.path are one key");
 }
@@ -250,6 +323,28 @@ TEST(TrainConfig, KeysAreCheckedAgainstEachOther) {
                 "lr_scheduler.warmup_steps = 6, lr_scheduler.total_steps = 5");
   expect_starts(message_of("", {"--lr_scheduler.total_steps=5", "--training.steps=6"}),
                 "lr_scheduler.total_steps = 5, training.steps = 6");
+  // The same where the data say how many steps there are.
+  const auto with_steps = [](const Strings& overrides, int64_t steps) -> std::string {
+    try {
+      check_schedule(parse("", overrides), steps);
+    } catch (const BadConfig& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(
+      with_steps({"--data.epochs=2", "--lr_scheduler.total_steps=3"}, 13),
+      "lr_scheduler.total_steps = 3, data.epochs = 2 gives 13 steps: the schedule must not end before the "
+      "run");
+  EXPECT_EQ(with_steps({"--lr_scheduler.warmup_steps=14"}, 13),
+            "lr_scheduler.warmup_steps = 14, data.epochs = 1 gives 13 steps: the warm-up must not be longer");
+  EXPECT_EQ(with_steps({"--lr_scheduler.warmup_steps=13", "--lr_scheduler.total_steps=13"}, 13), "no error");
+  expect_starts(message_of("", {"--checkpoint.resume=require", "--checkpoint.enable=false"}),
+                "checkpoint.resume = require, checkpoint.enable = false");
+  expect_starts(message_of("", {"--optimizer.state_dtype=bfloat16", "--training.dtype=float64"}),
+                "optimizer.state_dtype = bfloat16, training.dtype = float64");
+  expect_starts(message_of("", {"--training.mixed_precision_reduce=float64"}),
+                "training.mixed_precision_reduce = float64, training.mixed_precision_param = bfloat16");
   expect_starts(message_of("", {"--training.loss_agg_mode=seq-mean-token-sum-norm"}),
                 "training.loss_agg_mode");
   expect_starts(message_of("", {"--training.mixed_precision_param=float64"}),
@@ -270,7 +365,9 @@ TEST(TrainConfig, KeysAreCheckedAgainstEachOther) {
 
   TrainConfig c;
   EXPECT_THROW(check_complete(c), BadConfig);
+  EXPECT_THROW(check_model(c), BadConfig);
   c.model.path = "m";
+  check_model(c);
   EXPECT_THROW(check_complete(c), BadConfig);
   c.data.path = {"d"};
   check_complete(c);
