@@ -103,7 +103,7 @@ void add(DataSummary& to, const DataSummary& from) {
 void check(const DataOptions& options, const Tokenizer* tokenizer) {
   if (options.files.empty()) throw BadConfig("no data file is given");
   if (!(options.validation_split >= 0 && options.validation_split < 1)) {
-    throw BadConfig("validation_split = {}: allowed: a number in [0, 1)", options.validation_split);
+    throw BadConfig("data.validation_split = {}: allowed: a number in [0, 1)", options.validation_split);
   }
   if (options.max_tokens < 0)
     throw BadConfig("{} = {}: allowed: >= 0", options.max_tokens_key, options.max_tokens);
@@ -213,8 +213,8 @@ Dataset Dataset::load(const DataOptions& options, const Tokenizer* tokenizer,
   uint64_t fingerprint = 0;
   for (Chunk& chunk : chunks) {
     for (size_t r = 0; r < chunk.hashes.size(); ++r) {
-      const uint64_t pair[] = {fingerprint, chunk.hashes[r]};
-      fingerprint = hash_name(reinterpret_cast<const char*>(pair), sizeof(pair));
+      const uint64_t parts[] = {fingerprint, chunk.hashes[r], chunk.validation[r] ? uint64_t{1} : 0};
+      fingerprint = hash_name(reinterpret_cast<const char*>(parts), sizeof(parts));
       const int64_t record = data.size() + static_cast<int64_t>(r);
       (chunk.validation[r] ? data.validation_ : data.train_).push_back(record);
     }
@@ -229,7 +229,7 @@ Dataset Dataset::load(const DataOptions& options, const Tokenizer* tokenizer,
     throw BadData("{}: {}", names, why);
   }
   if (data.train_.empty() || (options.validation_split > 0 && data.validation_.empty())) {
-    throw BadData("{}: validation_split = {} of {} records leaves {} to train and {} to validate", names,
+    throw BadData("{}: data.validation_split = {} of {} records leaves {} to train and {} to validate", names,
                   options.validation_split, data.size(), data.train_.size(), data.validation_.size());
   }
   return data;

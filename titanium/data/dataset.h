@@ -70,8 +70,8 @@ class Dataset {
   const std::vector<int64_t>& validation() const { return validation_; }
 
   const DataSummary& summary() const { return summary_; }
-  // Changes with any token, mask bit or the order of records: a resumed run can tell that its data are
-  // others.
+  // Changes with any token, mask bit, the order of records or the part that one is in: a resumed run can tell
+  // that its data are others.
   uint64_t fingerprint() const { return fingerprint_; }
   int64_t memory_bytes() const;  // held by the tokens, masks and indices
 

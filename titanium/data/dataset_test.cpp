@@ -263,6 +263,24 @@ TEST(Dataset, TheFingerprintSeesEveryChange) {
   EXPECT_NE(print("{\"input_ids\": [1, 2]}\n"), base);
 }
 
+// The split is of the lines' bytes, so the same records written otherwise are other parts.
+TEST(Dataset, TheFingerprintSeesTheSplit) {
+  const TestFolder folder("resplit");
+  std::string dense, spaced;
+  for (int i = 0; i < 100; ++i) {
+    dense += fmt::format("{{\"input_ids\":[{},1]}}\n", i);
+    spaced += fmt::format("{{\"input_ids\": [{}, 1]}}\n", i);
+  }
+  auto options = options_for({folder.write("dense.jsonl", dense)});
+  auto again = options_for({folder.write("spaced.jsonl", spaced)});
+  EXPECT_EQ(load(options).fingerprint(), load(again).fingerprint());
+  options.validation_split = again.validation_split = 0.3;
+  const Dataset one = load(options), other = load(again);
+  EXPECT_NE(one.validation(), other.validation());
+  EXPECT_NE(one.fingerprint(), other.fingerprint());
+  EXPECT_EQ(load(options).fingerprint(), one.fingerprint());
+}
+
 // A whole batch without a trained token weighs nothing, and nothing is NaN.
 TEST(Dataset, AllMaskedRecordsAreKeptAndCounted) {
   const TestFolder folder("masked");

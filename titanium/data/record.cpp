@@ -1,5 +1,6 @@
 #include "titanium/data/record.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "titanium/formats/json.h"
@@ -143,6 +144,15 @@ void read_ids(const Reader& in, int64_t vocab_size, Record& out) {
       in.fail(fmt::format("field 'input_ids[{}]' is {}, not an id in [0, {})", i, shown(id), vocab_size));
     }
     out.ids.push_back(static_cast<int32_t>(id.get<uint64_t>()));
+  }
+  // Other programs' fields that say what this one would get wrong by leaving them out.
+  if (in.find("labels")) {
+    in.fail("field 'labels' is not read here: which tokens have loss is said by 'loss_mask', 0 or 1 a token");
+  }
+  if (const Json* attention = in.find("attention_mask")) {
+    const bool ones = attention->is_array() && std::all_of(attention->begin(), attention->end(),
+                                                           [](const Json& bit) { return bit == Json(1); });
+    if (!ones) in.fail("field 'attention_mask' is not a list of ones: leave padding out of 'input_ids'");
   }
   const Json* mask = in.find("loss_mask");
   if (!mask) {

@@ -11,7 +11,8 @@
 namespace titanium {
 
 // What a record may be.  With kAuto a record that has the fields of two forms, or of none, is refused; with
-// any other only that form's fields count.  Further fields are ignored, and a field that is null is absent.
+// any other only that form's fields count.  Further fields are ignored (but for labels and attention_mask
+// beside input_ids, which would change the meaning), and a field that is null is absent.
 enum class RecordForm {
   kAuto,            // any of the below, record by record
   kMessages,        // "messages": [{"role", "content"}, ...], and "tools" where the template knows them

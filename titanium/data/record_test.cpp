@@ -96,6 +96,8 @@ TEST(Record, EveryComplaintNamesTheLineAndTheField) {
       {R"({"input_ids": [1, 2], "loss_mask": [1]})", Reject::kField, "'loss_mask' has 1 entries"},
       {R"({"input_ids": [1], "loss_mask": [2]})", Reject::kField, "'loss_mask[0]' is 2"},
       {R"({"input_ids": [1], "loss_mask": 1})", Reject::kField, "'loss_mask'"},
+      {R"({"input_ids": [1, 2], "labels": [-100, 2]})", Reject::kField, "'labels' is not read here"},
+      {R"({"input_ids": [1, 2], "attention_mask": [1, 0]})", Reject::kField, "'attention_mask'"},
       {R"({"loss_mask": [1]})", Reject::kField, "'input_ids' is missing"},
   };
   for (const Bad& c : cases) {
@@ -109,6 +111,10 @@ TEST(Record, EveryComplaintNamesTheLineAndTheField) {
       EXPECT_NE(std::string(e.what()).find(c.message), std::string::npos) << e.what();
     }
   }
+}
+
+TEST(Record, AnAttentionMaskOfOnesSaysNothing) {
+  EXPECT_EQ(parse(R"({"input_ids": [1, 2], "attention_mask": [1, 1], "id": 5})").ids.size(), 2u);
 }
 
 TEST(Record, DeepNestingIsRefusedNotFollowed) {

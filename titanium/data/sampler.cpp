@@ -23,23 +23,23 @@ LastBatch last_batch_from(std::string_view name) {
 
 Sampler::Sampler(std::vector<int64_t> records, const SamplerOptions& options,
                  std::function<int64_t(int64_t)> length)
-    : records_(std::move(records)),
+    : records_(std::make_shared<const std::vector<int64_t>>(std::move(records))),
       options_(options),
       length_(std::move(length)),
       cache_(std::make_shared<Cache>()) {
   const SamplerOptions& o = options_;
-  if (records_.empty()) throw BadData("there are no records to draw from");
+  if (records_->empty()) throw BadData("there are no records to draw from");
   if (o.global_batch_size < 0 || o.global_batch_tokens < 0 ||
       (o.global_batch_size > 0) == (o.global_batch_tokens > 0)) {
     throw BadConfig("exactly one of global_batch_size = {} and global_batch_tokens = {} must be > 0",
                     o.global_batch_size, o.global_batch_tokens);
   }
   if (o.epochs < 0 || o.epochs > kEndless / size()) {
-    throw BadConfig("epochs = {} of {} records is out of range", o.epochs, size());
+    throw BadConfig("data.epochs = {} of {} records is out of range", o.epochs, size());
   }
   if (o.global_batch_tokens > 0) {
     if (!length_) throw Bug("global_batch_tokens needs the lengths of the records");
-    for (int64_t record : records_) {
+    for (int64_t record : *records_) {
       if (length_(record) > o.global_batch_tokens) {
         throw BadData("record {} has {} tokens, more than global_batch_tokens = {}", record, length_(record),
                       o.global_batch_tokens);
@@ -48,12 +48,12 @@ Sampler::Sampler(std::vector<int64_t> records, const SamplerOptions& options,
   }
   if (o.epochs > 0) {
     if (o.last_batch == LastBatch::kFail && left_out(o.epochs) > 0) {
-      throw BadConfig("last_batch = fail: {} of {} samples do not fill a batch", left_out(o.epochs),
+      throw BadConfig("data.last_batch = fail: {} of {} samples do not fill a batch", left_out(o.epochs),
                       o.epochs * size());
     }
     if (steps_for(o.epochs) == 0) {
       throw BadConfig(
-          "{} samples ({} records, {} epochs) do not fill one batch; last_batch = keep takes them",
+          "{} samples ({} records, {} epochs) do not fill one batch; data.last_batch = keep takes them",
           o.epochs * size(), size(), o.epochs);
     }
   }
@@ -65,12 +65,12 @@ class Sampler::Stream {
   explicit Stream(const Sampler& sampler) : sampler_(sampler) {}
   int64_t operator[](int64_t position) {
     const int64_t epoch = position / sampler_.size(), place = position % sampler_.size();
-    if (!sampler_.options_.shuffle) return sampler_.records_[static_cast<size_t>(place)];
+    if (!sampler_.options_.shuffle) return (*sampler_.records_)[static_cast<size_t>(place)];
     if (epoch != epoch_) {
       order_ = sampler_.order(epoch);
       epoch_ = epoch;
     }
-    return sampler_.records_[static_cast<size_t>((*order_)[static_cast<size_t>(place)])];
+    return (*sampler_.records_)[static_cast<size_t>((*order_)[static_cast<size_t>(place)])];
   }
 
  private:
@@ -110,7 +110,7 @@ int64_t Sampler::step_end(int64_t position, int64_t samples) const {
   if (full) return end;
   if (end == position || options_.last_batch == LastBatch::kDrop) return -1;
   if (options_.last_batch == LastBatch::kKeep) return end;
-  throw BadConfig("last_batch = fail: the last {} samples do not fill a batch", end - position);
+  throw BadConfig("data.last_batch = fail: the last {} samples do not fill a batch", end - position);
 }
 
 std::optional<StepRecords> Sampler::at(int64_t position) const {
@@ -147,7 +147,7 @@ std::optional<StepRecords> Sampler::step(int64_t s) const {
 
 std::pair<int64_t, int64_t> Sampler::steps_and_rest(int64_t epochs) const {
   if (epochs < 0 || epochs > kEndless / size()) {
-    throw BadConfig("epochs = {} of {} records is out of range", epochs, size());
+    throw BadConfig("data.epochs = {} of {} records is out of range", epochs, size());
   }
   const int64_t samples = epochs * size();
   const bool keep = options_.last_batch == LastBatch::kKeep;

@@ -56,7 +56,7 @@ class Sampler {
   int64_t steps_for(int64_t epochs) const;
   int64_t left_out(int64_t epochs) const;
 
-  int64_t size() const { return static_cast<int64_t>(records_.size()); }  // n, samples of an epoch
+  int64_t size() const { return static_cast<int64_t>(records_->size()); }  // n, samples of an epoch
   double epoch(int64_t position) const { return static_cast<double>(position) / static_cast<double>(size()); }
   const SamplerOptions& options() const { return options_; }
 
@@ -67,7 +67,7 @@ class Sampler {
   int64_t step_end(int64_t position, int64_t samples) const;  // end of the step at position; -1: no step
   std::pair<int64_t, int64_t> steps_and_rest(int64_t epochs) const;
 
-  std::vector<int64_t> records_;
+  std::shared_ptr<const std::vector<int64_t>> records_;  // of all copies of this sampler
   SamplerOptions options_;
   std::function<int64_t(int64_t)> length_;
   // The last permutations made; only saves time.
