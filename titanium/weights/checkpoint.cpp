@@ -5,13 +5,36 @@
 
 #include <cstdio>
 #include <exception>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "titanium/base/error.h"
 #include "titanium/weights/checkpoint_load.h"
+#include "titanium/weights/manifest.h"
 #include "titanium/weights/save_job.h"
 
 namespace titanium {
+
+namespace {
+
+// A thread that is made meanwhile takes no signals: they are for the training thread.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
 
 // A save and the thread that writes it.
 struct Checkpointer::Pending {
@@ -32,11 +55,8 @@ struct Checkpointer::Pending {
   }
 
   void start() {
-    sigset_t all, before;  // signals are for the training thread
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const NoSignals guard;
     thread = std::thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   SaveJob job;
@@ -65,22 +85,39 @@ Checkpointer::~Checkpointer() {
 
 void Checkpointer::save(int64_t step, Json train) {
   if (step < 0) throw Bug("a checkpoint of step {}", step);
-  wait();
+  settle();
   pending_ = std::make_unique<Pending>(store_, optimizer_, step, std::move(train), options_);
   if (options_.async) {
-    pending_->start();
+    try {
+      pending_->start();
+    } catch (const std::system_error& e) {
+      pending_.reset();
+      throw BadCheckpoint("{}: no thread can be made to write it: {}",
+                          (options_.folder / checkpoint_name(step)).string(), e.what());
+    }
   } else {
     pending_->run();
-    wait();
+    const std::exception_ptr error = pending_->error;
+    pending_.reset();
+    if (error) std::rethrow_exception(error);
   }
 }
 
-void Checkpointer::wait() {
+void Checkpointer::settle() {
   if (!pending_) return;
   if (pending_->thread.joinable()) pending_->thread.join();
-  const std::exception_ptr error = pending_->error;
+  if (pending_->error) error_ = pending_->error;
   pending_.reset();
-  if (error) std::rethrow_exception(error);
+}
+
+std::exception_ptr Checkpointer::take_error() {
+  if (pending_ && pending_->job.finished()) settle();
+  return std::exchange(error_, nullptr);
+}
+
+void Checkpointer::wait() {
+  settle();
+  if (const std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
 }
 
 bool Checkpointer::pending() const {
@@ -88,12 +125,12 @@ bool Checkpointer::pending() const {
 }
 
 LoadedCheckpoint Checkpointer::load(const std::filesystem::path& checkpoint) {
-  wait();
+  settle();
   return load_checkpoint(checkpoint, store_, optimizer_);
 }
 
 LoadedCheckpoint Checkpointer::load_masters(const std::filesystem::path& checkpoint) {
-  wait();
+  settle();
   return load_checkpoint(checkpoint, store_, nullptr);
 }
 

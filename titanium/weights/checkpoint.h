@@ -6,6 +6,7 @@
 // or a power cut at any point leaves the older checkpoints.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -42,6 +43,7 @@ struct CheckpointInfo {
 struct LatestCheckpoint {
   std::optional<CheckpointInfo> found;
   std::vector<std::string> warnings;  // newer ones that were passed over, and why
+  bool damaged = false;               // one of those is not what a kill leaves behind
 };
 LatestCheckpoint find_latest(const std::filesystem::path& folder);
 
@@ -65,13 +67,17 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  // Saves masters, optimizer state and `train` (data position, seed, config hash: the caller's) as
-  // step-<step>.  Waits for a pending save first; when that one failed, throws its error and saves nothing.
-  // Older complete checkpoints above keep_latest_k, and what killed saves left behind, go when the new one is
-  // complete.  BadCheckpoint with path and the system's reason.
+  // Saves masters, optimizer state and `train` (data position, seed, config: the caller's) as step-<step>.
+  // Waits for a pending save first; when that one failed, this one is made all the same, and the older error
+  // stays for take_error() or wait().  Older complete checkpoints above keep_latest_k, and what killed saves
+  // left behind, go when the new one is complete.  BadCheckpoint with path and the system's reason, of this
+  // save alone: where it is not async, or no thread can be made.
   void save(int64_t step, Json train);
 
-  // Until nothing is pending.  Throws the pending save's error, once.
+  // Why a save failed that has ended by now, without waiting, once; null where none did.
+  std::exception_ptr take_error();
+
+  // Until nothing is pending.  Throws the newest error that nobody has taken, once.
   void wait();
   bool pending() const;
 
@@ -85,11 +91,13 @@ class Checkpointer {
 
  private:
   struct Pending;
+  void settle();  // waits for the pending save and keeps its error
 
   ParamStore& store_;
   Optimizer* optimizer_;
   CheckpointOptions options_;
   std::unique_ptr<Pending> pending_;
+  std::exception_ptr error_;  // of the newest save that failed, until somebody takes it
 };
 
 }  // namespace titanium

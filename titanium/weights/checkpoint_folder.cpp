@@ -144,6 +144,7 @@ LatestCheckpoint find_latest(const fs::path& folder) {
       break;
     }
     latest.warnings.push_back(fmt::format("{}: passed over: {}", entry->path.string(), why));
+    latest.damaged = true;
   }
   return latest;
 }

@@ -153,21 +153,46 @@ TEST(Checkpoint, ALoadWaitsForAPendingSave) {
   EXPECT_EQ(run.fingerprint(), before);
 }
 
-TEST(Checkpoint, AnErrorOfTheWriterComesWithTheNextCallOnce) {
+// A disk that was full for a moment costs the save that met it, and no later one.
+TEST(Checkpoint, AFailedSaveIsSaidOnceAndTheNextIsMade) {
   const TempFolder folder;
   put(folder / "file", "not a folder");
   ToyRun run;
   Checkpointer checkpointer(*run.store, run.optimizer.get(), {.folder = folder / "file"});
+  EXPECT_FALSE(checkpointer.take_error());
   checkpointer.save(1, {});
-  const std::string error = error_of([&] { checkpointer.save(2, {}); });
-  EXPECT_SAYS(error, "BadCheckpoint: ");
-  EXPECT_SAYS(error, (folder / "file").string());
-  EXPECT_SAYS(error, "Not a directory");
-  EXPECT_EQ(error_of([&] { checkpointer.wait(); }), "nothing");  // said once; nothing was started
-  fs::remove(folder / "file");
-  checkpointer.save(3, {});
+  std::exception_ptr error;
+  while (!error) error = checkpointer.take_error();  // without waiting for anything
+  const std::string said = error_of([&] { std::rethrow_exception(error); });
+  EXPECT_SAYS(said, "BadCheckpoint: ");
+  EXPECT_SAYS(said, (folder / "file").string());
+  EXPECT_SAYS(said, "Not a directory");
+  EXPECT_FALSE(checkpointer.take_error());
   checkpointer.wait();
+
+  checkpointer.save(2, {});
+  while (checkpointer.pending()) std::this_thread::yield();
+  fs::remove(folder / "file");
+  run.step(0);
+  checkpointer.save(3, {});  // nobody has asked for the error of step 2
+  EXPECT_SAYS(error_of([&] { checkpointer.wait(); }), "Not a directory");
+  EXPECT_EQ(error_of([&] { checkpointer.wait(); }), "nothing");
   EXPECT_EQ(find_latest(folder / "file").found->step, 3);
+  ToyRun loaded({.seed = 3});
+  load(loaded, folder / "file/step-3");
+  EXPECT_EQ(loaded.fingerprint(), run.fingerprint());
+}
+
+TEST(Checkpoint, ASaveThatIsNotAsyncThrowsItsOwnError) {
+  const TempFolder folder;
+  put(folder / "file", "not a folder");
+  ToyRun run;
+  Checkpointer checkpointer(*run.store, run.optimizer.get(), {.folder = folder / "file", .async = false});
+  EXPECT_SAYS(error_of([&] { checkpointer.save(1, {}); }), "Not a directory");
+  EXPECT_EQ(error_of([&] { checkpointer.wait(); }), "nothing");
+  fs::remove(folder / "file");
+  checkpointer.save(2, {});
+  EXPECT_EQ(find_latest(folder / "file").found->step, 2);
 }
 
 // E10.
@@ -185,6 +210,7 @@ TEST(KeepLatest, KnowsCheckpointsOfEarlierProcessesAndLeavesForeignFolders) {
   }
   fs::create_directory(folder / "step-11.partial");
   put(folder / "step-11.partial/COMPLETE", "");
+  EXPECT_FALSE(find_latest(folder.path()).warnings.empty());
   save(run, {.folder = folder.path(), .keep_latest_k = 2}, 11);
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"notes", "step-007", "step-10", "step-11",
                                                                "step-6", "step-7-mine", "step-8", "step-x"}));
@@ -257,6 +283,7 @@ TEST(FindLatest, TakesTheNewestCompleteAndWarns) {
   fs::create_directory(folder / "step-14.partial");
   const LatestCheckpoint latest = find_latest(folder.path());
   ASSERT_TRUE(latest.found);
+  EXPECT_TRUE(latest.damaged);
   EXPECT_EQ(latest.found->step, 9);
   ASSERT_EQ(latest.warnings.size(), 5u);
   EXPECT_SAYS(latest.warnings[0], "step-14.partial: passed over: a save that was interrupted");

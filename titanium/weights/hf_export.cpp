@@ -26,8 +26,24 @@ constexpr const char* kCopied[] = {"tokenizer.json",
                                    "chat_template.json",
                                    "generation_config.json"};
 
+constexpr const char* kTemplate = "chat_template.jinja";
+constexpr const char* kMoreTemplates = "additional_chat_templates";
+constexpr const char* kMark = "titanium_export.json";
+
 void check(const std::error_code& error, const fs::path& path, const char* what) {
   if (error) throw BadCheckpoint("{}: {}: {}", path.string(), what, error.message());
+}
+
+// Files and folders, sorted.
+std::vector<std::string> files_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator it(folder, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error))
+    names.push_back(it->path().filename().string());
+  check(error, folder, "cannot be read");
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 // Whole weights out of this rank's slices, converted piece by piece.
@@ -87,15 +103,82 @@ void write_folder(const ParamStore& store, Json config, const fs::path& folder,
   if (!sources.empty()) {
     config[config.contains("dtype") ? "dtype" : "torch_dtype"] = torch_name(sources.front().spec.dtype);
   }
-  write_file(folder / "config.json", config.dump(2) + "\n");
-  if (options.tokenizer_from.empty()) return;
-  for (const char* name : kCopied) {
-    if (!fs::exists(options.tokenizer_from / name, error)) continue;
-    write_file(folder / name, read_file(options.tokenizer_from / name));
+  export_hf_config(config, folder, options.tokenizer_from);
+  if (options.chat_template) {
+    fs::remove(folder / "chat_template.json", error);
+    check(error, folder / "chat_template.json", "cannot be removed");
+    write_file(folder / kTemplate, *options.chat_template);
+  }
+  if (!options.owner.empty()) {
+    Json files = files_in(folder);
+    files.push_back(kMark);
+    write_file(folder / kMark, Json{{"owner", options.owner}, {"files", std::move(files)}}.dump(2) + "\n");
   }
 }
 
+// The folder without the "/" that may end its name.
+fs::path target_of(const fs::path& folder) {
+  return folder.has_filename() ? folder : folder.parent_path();
+}
+
+fs::path replaced_of(fs::path target) {
+  return target += ".replaced";
+}
+
+// Why an export of this owner may not replace the folder; empty where it may.
+std::string why_not_ours(const fs::path& target, const std::string& owner) {
+  std::error_code error;
+  if (!fs::exists(target / kMark, error))
+    return fmt::format("was not written by this run (it has no {})", kMark);
+  const Json mark = read_json(target / kMark);
+  const Json files = mark.is_object() ? mark.value("files", Json()) : Json();
+  if (!files.is_array() || mark.value("owner", Json()) != Json(owner)) return "was written by another run";
+  for (const std::string& name : files_in(target)) {
+    if (std::find(files.begin(), files.end(), Json(name)) == files.end())
+      return fmt::format("holds '{}', which the export did not write", name);
+  }
+  return "";
+}
+
+// What stands where the export goes.  BadCheckpoint where it may not be replaced.
+bool must_replace(const fs::path& target, const HfExportOptions& options) {
+  std::error_code error;
+  const bool folder = fs::is_directory(target, error);
+  if (!fs::exists(target, error) || (folder && fs::is_empty(target, error))) return false;
+  if (!options.overwrite) throw BadCheckpoint("{}: exists already; choose another folder", target.string());
+  if (!folder || !fs::exists(target / "config.json", error)) {
+    throw BadCheckpoint("{}: is not a Hugging Face folder (no config.json), so it is not replaced",
+                        target.string());
+  }
+  const std::string why = options.owner.empty() ? "" : why_not_ours(target, options.owner);
+  if (!why.empty()) throw BadCheckpoint("{}: {}, so it is not replaced", target.string(), why);
+  return true;
+}
+
 }  // namespace
+
+void check_hf_export(const fs::path& folder, const HfExportOptions& options) {
+  must_replace(target_of(folder), options);
+}
+
+void export_hf_config(const Json& config, const fs::path& folder, const fs::path& tokenizer_from) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  check(error, folder, "cannot be made");
+  write_file(folder / "config.json", config.dump(2) + "\n");
+  if (tokenizer_from.empty()) return;
+  for (const char* name : kCopied) {
+    if (!fs::exists(tokenizer_from / name, error)) continue;
+    write_file(folder / name, read_file(tokenizer_from / name));
+  }
+  if (!fs::is_directory(tokenizer_from / kMoreTemplates, error)) return;
+  fs::create_directories(folder / kMoreTemplates, error);
+  check(error, folder / kMoreTemplates, "cannot be made");
+  for (const std::string& name : files_in(tokenizer_from / kMoreTemplates)) {
+    if (fs::path(name).extension() != ".jinja") continue;
+    write_file(folder / kMoreTemplates / name, read_file(tokenizer_from / kMoreTemplates / name));
+  }
+}
 
 void export_hf(const ParamStore& store, const Json& config, const fs::path& folder,
                const HfExportOptions& options) {
@@ -103,21 +186,15 @@ void export_hf(const ParamStore& store, const Json& config, const fs::path& fold
     throw BadConfig("export dtype {}: allowed: float32, bfloat16, float16, float64",
                     torch_name(*options.dtype));
   }
-  std::error_code error;
-  fs::path target = folder;
-  if (!target.has_filename()) target = target.parent_path();  // "hf/"
-  const bool there =
-      fs::exists(target, error) && !(fs::is_directory(target, error) && fs::is_empty(target, error));
-  if (there && !options.overwrite)
-    throw BadCheckpoint("{}: exists already; choose another folder", target.string());
-  if (there && !fs::exists(target / "config.json", error)) {
-    throw BadCheckpoint("{}: is not a Hugging Face folder (no config.json), so it is not replaced",
-                        target.string());
-  }
-
-  fs::path partial = target, replaced = target;
+  const fs::path target = target_of(folder), replaced = replaced_of(target);
+  fs::path partial = target;
   partial += ".partial";
-  replaced += ".replaced";
+  std::error_code error;
+  if (!fs::exists(target, error) && fs::exists(replaced / "config.json", error)) {
+    fs::rename(replaced, target, error);  // a kill came between the two renames below
+    check(error, replaced, "cannot be put back");
+  }
+  const bool there = must_replace(target, options);
   fs::remove_all(partial, error);
   check(error, partial, "an interrupted export cannot be removed");
   try {

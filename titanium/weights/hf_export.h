@@ -14,16 +14,30 @@ struct HfExportOptions {
   std::optional<Dtype> dtype = {};  // F32, BF16, F16, F64; empty: as the masters are
   // A folder whose tokenizer, chat template and generation files are copied; empty: none.
   std::filesystem::path tokenizer_from = {};
+  // In place of that folder's default chat template, as chat_template.jinja.
+  std::optional<std::string> chat_template = {};
   uint64_t max_shard_bytes = uint64_t{5} * 1000 * 1000 * 1000;
   bool overwrite = false;  // replace a folder of that name
+  // Who makes the export.  Where it is not empty, titanium_export.json in the folder says so, and `overwrite`
+  // replaces nothing but an export of the same owner to which nothing was added since.
+  std::string owner = {};
   bool fsync = true;
 };
+
+// BadCheckpoint where export_hf with these options would refuse the folder for what it holds already.
+void check_hf_export(const std::filesystem::path& folder, const HfExportOptions& options);
 
 // Writes safetensors (and an index where there are several files), `config` as config.json with its dtype key
 // set to what was written, and the tokenizer's files.  One tensor at a time is in memory.  A tied weight is
 // written once, under its own name.  The folder is written aside and renamed: after a BadCheckpoint (exists
-// already, disk refuses) there is no new folder and the old one is whole.
+// already, disk refuses) there is no new folder and the old one is whole.  What a killed export moved away is
+// put back first.
 void export_hf(const ParamStore& store, const Json& config, const std::filesystem::path& folder,
                const HfExportOptions& options = {});
+
+// The files of that folder but the weights: config.json, and the tokenizer's from `tokenizer_from` where it
+// is not empty.  Files that are there already are replaced one by one.  BadCheckpoint.
+void export_hf_config(const Json& config, const std::filesystem::path& folder,
+                      const std::filesystem::path& tokenizer_from);
 
 }  // namespace titanium

@@ -262,6 +262,65 @@ TEST(ExportHf, WritesConfigAndTokenizerFiles) {
   EXPECT_EQ(HfTensors(folder / "out").at("model.norm.weight").dtype, Dtype::BF16);
 }
 
+TEST(ExportHf, WritesTheTemplateThatWasUsedAndTheOthers) {
+  const TempFolder folder;
+  fs::create_directories(folder / "source/additional_chat_templates");
+  put(folder / "source/chat_template.jinja", "{{ x }}");
+  put(folder / "source/chat_template.json", "{}");
+  put(folder / "source/additional_chat_templates/tool_use.jinja", "{{ tools }}");
+  put(folder / "source/additional_chat_templates/notes.txt", "not copied");
+  const HfTensors tensors(kModels / "llama3");
+  HfRun run(tensors, false);
+  export_hf(*run.store, Json::object(), folder / "out",
+            {.tokenizer_from = folder / "source", .chat_template = "{{ mine }}"});
+  EXPECT_EQ(read_file(folder / "out/chat_template.jinja"), "{{ mine }}");
+  EXPECT_FALSE(fs::exists(folder / "out/chat_template.json"));
+  EXPECT_EQ(read_file(folder / "out/additional_chat_templates/tool_use.jinja"), "{{ tools }}");
+  EXPECT_FALSE(fs::exists(folder / "out/additional_chat_templates/notes.txt"));
+}
+
+TEST(ExportHf, AnOwnerReplacesItsOwnExportsAlone) {
+  const HfTensors tensors(kModels / "llama3");
+  HfRun run(tensors, false);
+  const TempFolder folder;
+  const HfExportOptions mine{.overwrite = true, .owner = "me"}, other{.overwrite = true, .owner = "you"};
+  const auto refused = [&](const HfExportOptions& options, const std::string& why) {
+    const std::string before = read_file(folder / "out/config.json");
+    EXPECT_SAYS(error_of([&] { check_hf_export(folder / "out", options); }), why);
+    EXPECT_SAYS(error_of([&] { export_hf(*run.store, {{"a", 9}}, folder / "out", options); }), why);
+    EXPECT_EQ(read_file(folder / "out/config.json"), before);
+  };
+  export_hf(*run.store, {{"a", 1}}, folder / "out");
+  refused(mine, "was not written by this run");
+  fs::remove_all(folder / "out");
+  check_hf_export(folder / "out", mine);
+  export_hf(*run.store, {{"a", 1}}, folder / "out", mine);
+  export_hf(*run.store, {{"a", 2}}, folder / "out", mine);
+  EXPECT_EQ(read_json(folder / "out/config.json").at("a"), 2);
+  refused(other, "was written by another run");
+  put(folder / "out/MINE.txt", "years of work");
+  refused(mine, "holds 'MINE.txt', which the export did not write");
+  fs::remove(folder / "out/MINE.txt");
+  export_hf(*run.store, {{"a", 3}}, folder / "out", mine);
+  put(folder / "out/titanium_export.json", "[1");
+  refused(mine, "titanium_export.json");
+}
+
+TEST(ExportHf, WhatAKilledExportMovedAwayIsPutBack) {
+  const HfTensors tensors(kModels / "llama3");
+  HfRun run(tensors, false);
+  const TempFolder folder;
+  const HfExportOptions mine{.overwrite = true, .owner = "me"};
+  export_hf(*run.store, {{"a", 1}}, folder / "out", mine);
+  fs::rename(folder / "out", folder / "out.replaced");  // a kill between the two renames
+  EXPECT_ANY_THROW(export_hf(*run.store, {{"a", "\xff"}}, folder / "out", mine));
+  EXPECT_EQ(read_json(folder / "out/config.json").at("a"), 1);
+  fs::rename(folder / "out", folder / "out.replaced");
+  export_hf(*run.store, {{"a", 2}}, folder / "out", mine);
+  EXPECT_EQ(read_json(folder / "out/config.json").at("a"), 2);
+  EXPECT_EQ(folder.files(), 1u);
+}
+
 TEST(ExportHf, NeverDamagesWhatIsThere) {
   const HfTensors tensors(kModels / "llama3");
   HfRun run(tensors, false);
