@@ -5,9 +5,7 @@
 namespace titanium {
 
 std::vector<PackedBatch> micro_batches(std::vector<Sample> samples, const TrainingConfig& config,
-                                       Counts* counts) {
-  const Counts all = count(samples);
-  if (counts) *counts = all;
+                                       const Counts& all) {
   const auto weighed =
       weigh_all(std::move(samples), averaging_from(config.loss_agg_mode), all, config.loss_scale_factor);
   PackOptions options;

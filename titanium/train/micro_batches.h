@@ -7,8 +7,9 @@
 
 namespace titanium {
 
-// Micro-batches of a step's samples: weighed over the whole global batch, then cut (design D4).
+// Micro-batches of samples, which may be a part of what they are weighed over: `all` counts the whole (design
+// D4).
 std::vector<PackedBatch> micro_batches(std::vector<Sample> samples, const TrainingConfig& config,
-                                       Counts* counts = nullptr);
+                                       const Counts& all);
 
 }  // namespace titanium

@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <cmath>
+#include <fstream>
 
+#include "titanium/base/error.h"
+#include "titanium/formats/json.h"
 #include "titanium/report/format.h"
 #include "titanium/report/memory.h"
 
@@ -13,6 +16,33 @@ namespace {
 
 std::filesystem::path in_dump_folder(const TrainConfig& config, const std::string& path) {
   return std::filesystem::path(config.dump_folder) / path;
+}
+
+// An earlier run's file out of the way, under the first free name path.1, path.2, ...
+void move_aside(const std::filesystem::path& path, Log& log) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0) return;
+  std::filesystem::path aside;
+  for (int n = 1; aside.empty() || std::filesystem::exists(aside, error); ++n) {
+    aside = path;
+    aside += fmt::format(".{}", n);
+  }
+  std::filesystem::rename(path, aside, error);
+  if (error) throw BadConfig("{}: cannot be renamed: {}", path.string(), error.message());
+  log.info("{} is of an earlier run: it is now {}", path.string(), aside.filename().string());
+}
+
+bool holds_validation(const std::filesystem::path& path, int64_t step) {
+  std::ifstream in(path, std::ios::binary);
+  for (std::string line; std::getline(in, line);) {
+    Json json;
+    std::string why;
+    if (try_parse_json(line, {}, &json, &why) && json.is_object() && json.contains("validation_loss") &&
+        json.value("step", Json()) == Json(step)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -26,8 +56,12 @@ RunReport::RunReport(const TrainConfig& config, int64_t resumed_step, int64_t st
       line_(isatty(STDERR_FILENO) ? stderr : nullptr,
             [&log](const std::string& text) { log.info("{}", text); }) {
   log_.set_before_line([this] { line_.finish(); });
+  if (resumed_step > 0) recorded_validation_ = resumed_step;
   if (!config.metrics.jsonl_file.empty()) {
-    jsonl_ = std::make_unique<JsonlMetrics>(in_dump_folder(config, config.metrics.jsonl_file), resumed_step);
+    const auto path = in_dump_folder(config, config.metrics.jsonl_file);
+    if (resumed_step == 0) move_aside(path, log);
+    jsonl_ = std::make_unique<JsonlMetrics>(path, resumed_step);
+    if (!holds_validation(path, resumed_step)) recorded_validation_ = -1;
   }
   if (config.metrics.enable_tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardWriter>(in_dump_folder(config, config.metrics.save_tb_folder),
@@ -40,8 +74,8 @@ RunReport::~RunReport() {
 }
 
 void RunReport::step(const StepReport& r) {
-  clock_ += r.seconds;
-  eta_.step_done(clock_);
+  // With what comes between updates: waiting for data, validation, saves.
+  eta_.step_done(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count());
   const double rate = static_cast<double>(r.tokens) / r.seconds;
   const double mfu = peak_flops_ > 0 ? r.flops / r.seconds / peak_flops_ : 0;
   write(r.step, {{"loss", r.loss},
@@ -71,7 +105,7 @@ void RunReport::step(const StepReport& r) {
 }
 
 void RunReport::validation(int64_t step, double loss) {
-  write(step, {{"validation_loss", loss}});
+  if (step != recorded_validation_) write(step, {{"validation_loss", loss}});
   log_.info("step {}: validation loss {:.4f} a token (perplexity {:.2f})", step, loss, std::exp(loss));
 }
 

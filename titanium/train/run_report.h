@@ -1,5 +1,6 @@
 // Where a run's numbers go: progress line, metrics.jsonl, TensorBoard.
 #pragma once
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -29,10 +30,13 @@ struct StepReport {
 
 class RunReport {
  public:
-  // `peak_flops` a second, of the compute dtype's matrix product; 0 leaves MFU out.
+  // `peak_flops` a second, of the compute dtype's matrix product; 0 leaves MFU out.  A run that starts at
+  // step 0 moves the metrics of an earlier one in the same folder aside.
   RunReport(const TrainConfig& config, int64_t resumed_step, int64_t steps, double peak_flops, Log& log);
   ~RunReport();
   void step(const StepReport& report);  // every step is recorded; log_freq decides which are shown
+  // A resumed run validates again where the one before it stopped: that loss is shown, and recorded only
+  // where the file does not have it.
   void validation(int64_t step, double loss);
 
  private:
@@ -40,11 +44,12 @@ class RunReport {
 
   const TrainConfig& config_;
   Log& log_;
+  int64_t recorded_validation_ = -1;  // the step whose loss is in the files already
   int64_t steps_;
   double peak_flops_;
   ProgressLine line_;
   EtaClock eta_;
-  double clock_ = 0;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::unique_ptr<JsonlMetrics> jsonl_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;
   bool disk_warned_ = false;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -12,7 +13,6 @@
 #include "titanium/report/format.h"
 #include "titanium/train/estimate.h"
 #include "titanium/train/micro_batches.h"
-#include "titanium/weights/hf_export.h"
 #include "titanium/weights/hf_load.h"
 
 namespace titanium {
@@ -33,14 +33,6 @@ std::filesystem::path in_dump_folder(const TrainConfig& config, const std::strin
   return std::filesystem::path(config.dump_folder) / path;
 }
 
-// What a run cannot change between a save and a resume without becoming another run.
-Json identity(const TrainConfig& config, const TrainingData& data) {
-  return {{"seed", config.training.seed},
-          {"shuffle", config.data.shuffle},
-          {"validation_split", config.data.validation_split},
-          {"data_fingerprint", fmt::format("{:016x}", data.train.fingerprint())}};
-}
-
 int use_threads(const TrainingConfig& config) {
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   return at::get_num_threads();
@@ -51,21 +43,60 @@ int use_threads(const TrainingConfig& config) {
 Trainer::Trainer(Config config, Log& log)
     : config_(std::move(config)),
       log_(log),
+      lock_((check_folders(), std::make_unique<RunLock>(config_.dump_folder))),
       session_((use_threads(config_.training),
                 open_session(config_.model.path, config_, log, /*load_weights=*/false))),
-      data_(load_training_data(config_, session_, log)),
       optimizer_(make_optimizer(*session_.store, optimizer_options(config_.optimizer))),
-      schedule_(lr_factor(config_.lr_scheduler, data_.steps), config_.optimizer.lr) {
-  CheckpointOptions options;
-  options.folder = in_dump_folder(config_, config_.checkpoint.folder);
-  options.keep_latest_k = config_.checkpoint.keep_latest_k;
-  options.async = config_.checkpoint.async_mode == "async";
-  checkpointer_ = std::make_unique<Checkpointer>(*session_.store, optimizer_.get(), options);
-  start();
+      checkpointer_(make_checkpointer()),
+      loaded_(load_weights()),
+      data_(load_training_data(config_, session_, log)),
+      schedule_((check_schedule(config_, data_.steps), lr_factor(config_.lr_scheduler, data_.steps)),
+                config_.optimizer.lr) {
+  for (const std::string& sentence : keys_without_effect(config_)) log_.warn("{}", sentence);
+  if (loaded_) restore(*loaded_);
+  if (config_.checkpoint.last_save_in_hf) {
+    try {
+      check_hf_export(in_dump_folder(config_, config_.checkpoint.export_folder), export_options());
+    } catch (const BadCheckpoint& e) {
+      throw BadConfig("checkpoint.export_folder = {}: {}; move it away, or give another name",
+                      config_.checkpoint.export_folder, e.what());
+    }
+  }
+  const int64_t position = loaded_ ? loaded_->train.at("position").get<int64_t>() : 0;
+  loader_ = std::make_unique<Loader>(data_.train, data_.sampler, position);
   summary();
 }
 
 Trainer::~Trainer() = default;
+
+// A folder that the run reads its weights from must not be one that it replaces.
+void Trainer::check_folders() const {
+  const auto place = [](const std::filesystem::path& path) {
+    std::error_code error;
+    const auto known = std::filesystem::weakly_canonical(path, error);
+    return (error ? path : known / "").lexically_normal();
+  };
+  const auto export_folder = place(in_dump_folder(config_, config_.checkpoint.export_folder));
+  const std::pair<const char*, std::string> read[] = {
+      {"model.path", config_.model.path},
+      {"checkpoint.initial_load_path", config_.checkpoint.initial_load_path}};
+  for (const auto& [key, path] : read) {
+    if (!config_.checkpoint.last_save_in_hf || path.empty() || place(path) != export_folder) continue;
+    throw BadConfig(
+        "{} = {} is the folder that this run would export to (dump_folder, checkpoint.export_folder = {}): "
+        "give "
+        "another one",
+        key, path, config_.checkpoint.export_folder);
+  }
+}
+
+std::unique_ptr<Checkpointer> Trainer::make_checkpointer() {
+  CheckpointOptions options;
+  options.folder = in_dump_folder(config_, config_.checkpoint.folder);
+  options.keep_latest_k = config_.checkpoint.keep_latest_k;
+  options.async = config_.checkpoint.async_mode == "async";
+  return std::make_unique<Checkpointer>(*session_.store, optimizer_.get(), options);
+}
 
 // The checkpoint of this run to go on from; empty for a new run.
 std::filesystem::path Trainer::resume_from() const {
@@ -78,6 +109,13 @@ std::filesystem::path Trainer::resume_from() const {
         "checkpoint.resume = \"never\", but {} holds a checkpoint of step {}: give another dump_folder, or "
         "remove it",
         folder.string(), latest.found->step);
+  }
+  if (!latest.found && latest.damaged) {
+    throw BadCheckpoint(
+        "{}: holds checkpoints, but none that can be read (see the warnings above): mend or remove them, or "
+        "give "
+        "another dump_folder; this run does not start anew over them",
+        folder.string());
   }
   if (c.resume == "require" && !latest.found) {
     throw BadConfig("checkpoint.resume = \"require\", but {} holds no complete checkpoint", folder.string());
@@ -100,25 +138,18 @@ std::filesystem::path Trainer::resume_from() const {
   return latest.found ? latest.found->path : std::filesystem::path();
 }
 
-void Trainer::start() {
+std::optional<LoadedCheckpoint> Trainer::load_weights() {
   const auto& c = config_.checkpoint;
-  const auto load = [&](const std::filesystem::path& folder) {
+  if (const auto checkpoint = resume_from(); !checkpoint.empty()) {
+    return checkpointer_->load(checkpoint);
+  }
+  if (c.initial_load_in_hf) {
+    const auto folder =
+        c.initial_load_path.empty() ? session_.folder : std::filesystem::path(c.initial_load_path);
     const HfLoadReport report = load_hf(folder, *session_.store);
     log_.info("{}: {} tensors, {}", folder.string(), report.tensors, human_bytes(report.bytes));
     for (const std::string& ignored : report.ignored)
       log_.info("{}: {} is not used", folder.string(), ignored);
-  };
-  int64_t position = 0;
-  const auto go_on = [&](const std::filesystem::path& checkpoint) {
-    const LoadedCheckpoint loaded = checkpointer_->load(checkpoint);
-    restore(loaded);
-    position = loaded.train.at("position").get<int64_t>();
-    log_.info("resumed {} after {} updates", checkpoint.string(), step_);
-  };
-  if (const auto checkpoint = resume_from(); !checkpoint.empty()) {
-    go_on(checkpoint);
-  } else if (c.initial_load_in_hf) {
-    load(c.initial_load_path.empty() ? session_.folder : std::filesystem::path(c.initial_load_path));
   } else if (c.initial_load_path.empty()) {
     session_.store->init(static_cast<uint64_t>(config_.training.seed));
     log_.info("weights are random, of training.seed = {}", config_.training.seed);
@@ -126,29 +157,59 @@ void Trainer::start() {
     checkpointer_->load_masters(c.initial_load_path);
     log_.info("weights of {}", c.initial_load_path);
   } else {
-    go_on(c.initial_load_path);
+    return checkpointer_->load(c.initial_load_path);
   }
-  loader_ = std::make_unique<Loader>(data_.train, data_.sampler, position);
+  return std::nullopt;
 }
 
-void Trainer::restore(const LoadedCheckpoint& loaded) {
-  const Json now = identity(config_, data_);
-  for (const auto& [key, value] : now.items()) {
-    const Json was = loaded.train.at("identity").value(key, Json());
-    if (was != value) {
-      throw BadConfig(
-          "the checkpoint of step {} was made with {} = {}, this run has {}: it would not go on where it "
-          "stopped. "
-          "Give the old value, or start anew in another dump_folder",
-          loaded.step, key, was.dump(), value.dump());
-    }
-  }
-  step_ = saved_step_ = loaded.step;
-  schedule_.set_position(step_);
+// What a run cannot change between a save and a resume without becoming another run.
+Json Trainer::identity() const {
+  return {{"seed", config_.training.seed},
+          {"shuffle", config_.data.shuffle},
+          {"validation_split", config_.data.validation_split},
+          {"data_fingerprint", fmt::format("{:016x}", data_.train.fingerprint())}};
 }
 
 Json Trainer::train_state() const {
-  return {{"position", loader_->position()}, {"identity", identity(config_, data_)}};
+  return {{"position", loader_->position()}, {"identity", identity()}, {"config", config_values(config_)}};
+}
+
+void Trainer::restore(const LoadedCheckpoint& loaded) {
+  const Json& train = loaded.train;
+  const auto position = train.find("position"), before = train.find("identity");
+  if (position == train.end() || !position->is_number_integer() || before == train.end() ||
+      !before->is_object()) {
+    throw BadCheckpoint(
+        "the checkpoint of step {} was not saved by `titanium train`: it holds no position in "
+        "the data",
+        loaded.step);
+  }
+  const Json now = identity();
+  // The data come last: another seed is another split of the same ones.
+  for (const std::string key : {"seed", "shuffle", "validation_split", "data_fingerprint"}) {
+    const Json was = before->value(key, Json()), value = now.at(key);
+    if (was != value) {
+      throw BadConfig(
+          "the checkpoint of step {} was made with {} = {}, this run has {}: it would not go on where it "
+          "stopped. Give the old {}, or start anew in another dump_folder",
+          loaded.step, key, was.dump(), value.dump(), key == "data_fingerprint" ? "data" : "value");
+    }
+  }
+  if (loaded.step > data_.steps) {
+    throw BadConfig(
+        "the checkpoint of step {} is past the end of this run, which has {} steps: give more, or "
+        "another dump_folder",
+        loaded.step, data_.steps);
+  }
+  step_ = saved_step_ = loaded.step;
+  schedule_.set_position(step_);
+  log_.info("resumed after {} updates", step_);
+  const Json config = train.value("config", Json::object());
+  for (const auto& [key, value] : config_values(config_)) {
+    const Json was = config.is_object() ? config.value(key, Json()) : Json();
+    if (was.is_string() && was != Json(value))
+      log_.info("{} = {}; it was {} when this checkpoint was saved", key, value, was.get<std::string>());
+  }
 }
 
 void Trainer::summary() {
@@ -178,8 +239,8 @@ StepReport Trainer::train_step(Step step) {
     report.tokens += sample.size();
     report.flops += 3 * session_.model->forward_flops(sample.size());
   }
-  Counts counts;
-  const auto batches = micro_batches(std::move(step.samples), config_.training, &counts);
+  const Counts counts = count(step.samples);
+  const auto batches = micro_batches(std::move(step.samples), config_.training, counts);
   report.trained = counts.tokens;
   report.micro_batches = static_cast<int64_t>(batches.size());
   if (counts.tokens == 0) log_.warn("step {}: no token of the global batch has loss", report.step);
@@ -191,6 +252,7 @@ StepReport Trainer::train_step(Step step) {
   if (report.skipped) {
     log_.warn("step {}: {}; the update is skipped", report.step, norm.describe());
     session_.store->zero_grad();
+    check_finite();
   } else {
     optimizer_->step({.lr = report.lr,
                       .clip = clip_coefficient(norm.value, config_.training.max_norm),
@@ -203,42 +265,130 @@ StepReport Trainer::train_step(Step step) {
 }
 
 std::optional<double> Trainer::validate() {
+  const Dataset& data = data_.validation_data();
   const auto& records = data_.validation_records;
   if (!config_.validator.enable || records.empty()) return std::nullopt;
-  const int64_t batch = std::max<int64_t>(config_.training.global_batch_size, 1);
-  const int64_t limit =
-      config_.validator.steps > 0 ? config_.validator.steps * batch : static_cast<int64_t>(records.size());
-  std::vector<Sample> samples;
-  int64_t tokens = 0;
-  for (int64_t i = 0; i < std::min<int64_t>(limit, static_cast<int64_t>(records.size())); ++i) {
-    samples.push_back(data_.validation_data().sample(records[i]));
-    samples.back().index = i;
-    tokens += trained_tokens(samples.back());
-  }
-  if (tokens == 0) return std::nullopt;
+  const size_t end = validation_end();
+  Counts counts;
+  for (size_t i = 0; i < end; ++i) counts += count(std::array{data.sample(records[i])});
+  if (counts.tokens == 0) return std::nullopt;
   TrainingConfig mean = config_.training;
   mean.loss_agg_mode = "token-mean";
+  // A few micro-batches are made at a time and one is run, so that memory does not grow with the set.
+  const int64_t at_once = 16 * config_.training.max_tokens_per_microbatch;
   double sum = 0;
-  // One micro-batch at a time, so that memory does not grow with the validation set.
-  for (PackedBatch& one : micro_batches(std::move(samples), mean)) {
-    sum += session_.step->forward({std::move(one)}, SftLoss()).loss.item<double>();
+  for (size_t i = 0; i < end;) {
+    std::vector<Sample> samples;
+    for (int64_t tokens = 0; i < end && tokens < at_once; ++i) {
+      samples.push_back(data.sample(records[i]));
+      samples.back().index = static_cast<int64_t>(samples.size()) - 1;
+      tokens += samples.back().size();
+    }
+    for (PackedBatch& one : micro_batches(std::move(samples), mean, counts))
+      sum += session_.step->forward({std::move(one)}, SftLoss()).loss.item<double>();
   }
   return sum;
 }
 
-void Trainer::save() {
-  if (!config_.checkpoint.enable || saved_step_ == step_) return;
-  checkpointer_->save(step_, train_state());
-  saved_step_ = step_;
+// How many of the validation records are in validator.steps batches, each as large as a step's.
+size_t Trainer::validation_end() const {
+  const auto& records = data_.validation_records;
+  const auto& training = config_.training;
+  const int64_t all = static_cast<int64_t>(records.size());
+  if (config_.validator.steps <= 0) return records.size();
+  if (training.global_batch_size > 0)
+    return static_cast<size_t>(std::min(all, config_.validator.steps * training.global_batch_size));
+  size_t end = 0;
+  for (int64_t batch = 0; batch < config_.validator.steps; ++batch) {
+    int64_t room = training.global_batch_tokens;
+    while (end < records.size() && (room -= data_.validation_data().length(records[end])) >= 0) ++end;
+  }
+  return end;
 }
 
-void Trainer::export_model() {
+void Trainer::save_now() {
+  if (!config_.checkpoint.enable || saved_step_ == step_) return;
+  saved_step_ = step_;
+  checkpointer_->save(step_, train_state());
+}
+
+void Trainer::save_failed(const char* why) {
+  log_.warn(
+      "the checkpoint of step {} could not be saved: {}; training goes on, the next save is due at step {}",
+      saved_step_, why, (step_ / config_.checkpoint.interval + 1) * config_.checkpoint.interval);
+  saved_step_ = -1;
+}
+
+void Trainer::save() {
+  check_finite();
+  try {
+    checkpointer_->wait();  // for the one before, whose failure is no reason to leave out this one
+  } catch (const Error& e) {
+    save_failed(e.what());
+  }
+  try {
+    save_now();
+  } catch (const Error& e) {
+    save_failed(e.what());
+  }
+}
+
+void Trainer::poll_save() {
+  const std::exception_ptr error = checkpointer_->take_error();
+  if (!error) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    save_failed(e.what());
+  }
+}
+
+std::exception_ptr Trainer::save_at_end() {
+  try {
+    checkpointer_->wait();
+  } catch (const Error& e) {
+    log_.warn("the checkpoint of step {} could not be saved: {}", saved_step_, e.what());
+    saved_step_ = -1;
+  }
+  try {
+    save_now();
+    checkpointer_->wait();
+  } catch (const Error& e) {
+    log_.error("the last checkpoint, of step {}, could not be saved: {}", step_, e.what());
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// No update mends weights that are not finite, and no file should hold them.
+void Trainer::check_finite() const {
+  for (const auto& unit : session_.store->units()) {
+    if (unit->shard().numel() == 0) continue;
+    const auto [low, high] = at::aminmax(unit->shard());
+    if (!std::isfinite(low.item<double>()) || !std::isfinite(high.item<double>())) {
+      throw BadData(
+          "weights of {} are infinite or NaN after {} updates, so the run stops and saves nothing of them: "
+          "lower "
+          "optimizer.lr, or resume from an older checkpoint",
+          unit->name(), step_);
+    }
+  }
+}
+
+HfExportOptions Trainer::export_options() const {
   HfExportOptions options;
   options.dtype = config_.checkpoint.export_dtype;
   options.tokenizer_from = session_.folder;
+  options.chat_template = data_.text.own_template;
   options.overwrite = true;
+  options.owner = identity().dump();
+  return options;
+}
+
+void Trainer::export_model() {
   const auto folder = in_dump_folder(config_, config_.checkpoint.export_folder);
-  export_hf(*session_.store, session_.spec.config.to_json(config_.checkpoint.export_dtype), folder, options);
+  export_hf(*session_.store, session_.spec.config.to_json(config_.checkpoint.export_dtype), folder,
+            export_options());
   log_.info("model written to {}", folder.string());
 }
 
@@ -255,9 +405,10 @@ Trainer::Outcome Trainer::run(const std::atomic<bool>& stop) {
   evaluate(outcome.validation_before);
   bool evaluated = true;
   while (step_ < data_.steps && !stop) {
-    auto step = loader_->next();
+    auto step = loader_->next(&stop);
     if (!step) break;
     report.step(train_step(std::move(*step)));
+    poll_save();
     evaluated = false;
     if (due(config_.validator.freq) && step_ < data_.steps) {
       evaluate(outcome.validation_after);
@@ -267,11 +418,14 @@ Trainer::Outcome Trainer::run(const std::atomic<bool>& stop) {
   }
   outcome.step = step_;
   outcome.interrupted = step_ < data_.steps && stop;
-  save();
-  checkpointer_->wait();
-  if (outcome.interrupted) return outcome;
-  if (!evaluated) evaluate(outcome.validation_after);
-  if (config_.checkpoint.last_save_in_hf) export_model();
+  check_finite();
+  const std::exception_ptr save_error = save_at_end();
+  outcome.saved = config_.checkpoint.enable && !save_error;
+  if (!outcome.interrupted) {
+    if (!evaluated) evaluate(outcome.validation_after);
+    if (config_.checkpoint.last_save_in_hf) export_model();
+  }
+  if (save_error) std::rethrow_exception(save_error);
   return outcome;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 
@@ -11,10 +12,12 @@
 #include "titanium/optim/lr_schedule.h"
 #include "titanium/optim/optimizer.h"
 #include "titanium/report/log.h"
+#include "titanium/train/run_lock.h"
 #include "titanium/train/run_report.h"
 #include "titanium/train/session.h"
 #include "titanium/train/training_data.h"
 #include "titanium/weights/checkpoint.h"
+#include "titanium/weights/hf_export.h"
 
 namespace titanium {
 
@@ -22,43 +25,62 @@ class Trainer {
  public:
   using Config = TrainConfig;
 
-  // Reads everything that the run needs and that can be wrong: model, data, the checkpoint to resume. Errors:
-  // see error.h.  Nothing is written before the first update.
+  // Reads everything that the run needs and that can be wrong: the folders it will write to, weights or the
+  // checkpoint to resume, data.  Errors: see error.h.  Nothing but the lock is written before the first
+  // update.
   Trainer(Config config, Log& log);
   ~Trainer();
 
   struct Outcome {
     int64_t step = 0;          // updates of the run, those before a resume included
-    bool interrupted = false;  // `stop` came first; the run can be resumed
+    bool interrupted = false;  // `stop` came first
+    bool saved = false;        // there is a checkpoint of `step`
     std::optional<double> validation_before, validation_after;  // mean loss of a validation token
   };
-  // Trains until the last step, or until `stop` is true: then it finishes the update, saves, and returns.
+  // Trains until the last step, or until `stop` is true: then it finishes the update, saves, and returns.  A
+  // save that fails is a warning while later ones may still succeed; the error of the last one is thrown,
+  // after the export.  BadData when the weights have become infinite or NaN: nothing is saved or exported
+  // then.
   Outcome run(const std::atomic<bool>& stop);
 
   const Session& session() const { return session_; }
 
  private:
+  void check_folders() const;
+  std::unique_ptr<Checkpointer> make_checkpointer();
   std::filesystem::path resume_from() const;
-  void start();  // from a checkpoint of this run, or from initial weights
+  // Weights, and where a run goes on its optimizer state and what that run saved with them.
+  std::optional<LoadedCheckpoint> load_weights();
   void restore(const LoadedCheckpoint& loaded);
   void summary();
   StepReport train_step(Step step);
   std::optional<double> validate();
+  size_t validation_end() const;
+  Json identity() const;
   Json train_state() const;
-  void save();
+  void save_now();   // this state, unless it has been saved; throws
+  void save();       // the same; a failure is a warning
+  void poll_save();  // warns, as soon as it is known, of a save that failed meanwhile
+  void save_failed(const char* why);
+  std::exception_ptr save_at_end();  // waits; null when this state is on disk
+  void check_finite() const;
+  HfExportOptions export_options() const;
   void export_model();
   bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
 
+  // In the order in which they are made: what can be wrong and is quickly read comes first.
   Config config_;
   Log& log_;
+  std::unique_ptr<RunLock> lock_;
   Session session_;
-  TrainingData data_;
   std::unique_ptr<Optimizer> optimizer_;
-  LRSchedulersContainer schedule_;
   std::unique_ptr<Checkpointer> checkpointer_;
+  std::optional<LoadedCheckpoint> loaded_;
+  TrainingData data_;
+  LRSchedulersContainer schedule_;
   std::unique_ptr<Loader> loader_;
   int64_t step_ = 0;         // updates done
-  int64_t saved_step_ = -1;  // of the last save that was started
+  int64_t saved_step_ = -1;  // of the last save that was started and is not known to have failed
 };
 
 }  // namespace titanium

@@ -7,17 +7,41 @@ namespace titanium {
 
 TextTools load_text_tools(const std::filesystem::path& folder, const std::string& chat_template_path) {
   TextTools text;
+  if (!chat_template_path.empty()) {
+    text.own_template = read_file(chat_template_path);
+    text.chat_template = ChatTemplate::compile(*text.own_template, chat_template_path);
+  }
   if (!std::filesystem::exists(folder / "tokenizer.json")) return text;
   text.tokenizer = Tokenizer::from_folder(folder);
-  if (!chat_template_path.empty()) {
-    text.chat_template = ChatTemplate::compile(read_file(chat_template_path), chat_template_path);
-  } else {
+  if (chat_template_path.empty()) {
     const auto& templates = text.tokenizer->chat_templates();
     const auto found = templates.find("default");
-    if (found != templates.end()) text.chat_template = ChatTemplate::compile(found->second, "chat_template");
+    if (found != templates.end())
+      text.chat_template = ChatTemplate::compile(found->second, folder.string() + ": chat_template");
   }
   return text;
 }
+
+namespace {
+
+// A step of so many passes over the data is a slip of the keys, and would not fit the memory.
+constexpr int64_t kMostEpochsAStep = 1000;
+
+void check_step_size(const TrainingConfig& config, const Dataset& train) {
+  const auto records = static_cast<int64_t>(train.train().size());
+  if (config.global_batch_size / kMostEpochsAStep > records) {
+    throw BadConfig("training.global_batch_size = {}: more than {} times the {} records to train on",
+                    config.global_batch_size, kMostEpochsAStep, records);
+  }
+  int64_t tokens = 0;
+  for (const int64_t record : train.train()) tokens += train.length(record);
+  if (config.global_batch_tokens / kMostEpochsAStep > tokens) {
+    throw BadConfig("training.global_batch_tokens = {}: more than {} times the {} tokens to train on",
+                    config.global_batch_tokens, kMostEpochsAStep, tokens);
+  }
+}
+
+}  // namespace
 
 TrainingData load_training_data(const TrainConfig& config, const Session& session, Log& log) {
   TextTools text = load_text_tools(session.folder, config.data.chat_template);
@@ -34,6 +58,10 @@ TrainingData load_training_data(const TrainConfig& config, const Session& sessio
   options.seed = static_cast<uint64_t>(config.training.seed);
   options.validation_split = config.data.validation_split;
   options.threads = static_cast<int>(config.training.threads);
+  if (text.own_template && !text.tokenizer) {
+    log.warn("data.chat_template = {} has no effect: {} has no tokenizer.json", config.data.chat_template,
+             session.folder.string());
+  }
   const Tokenizer* tokenizer = text.tokenizer ? &*text.tokenizer : nullptr;
   const ChatTemplate* chat_template = text.chat_template ? &*text.chat_template : nullptr;
 
@@ -46,9 +74,17 @@ TrainingData load_training_data(const TrainConfig& config, const Session& sessio
     }
     if (!data.summary().first_rejected.empty())
       log.warn("{} data: first record left out: {}", what, data.summary().first_rejected);
+    const int64_t positions = session.spec.config.max_position_embeddings;
+    if (positions > 0 && data.summary().longest > positions) {
+      log.warn(
+          "{} data: the longest record has {} tokens, the model was made for {} "
+          "(max_position_embeddings of its config.json)",
+          what, data.summary().longest, positions);
+    }
     return data;
   };
   Dataset train = load("training", options);
+  check_step_size(config.training, train);
   std::optional<Dataset> validation;
   std::vector<int64_t> validation_records = train.validation();
   if (!config.data.validation_path.empty()) {
@@ -68,13 +104,11 @@ TrainingData load_training_data(const TrainConfig& config, const Session& sessio
   }
   order.epochs = config.training.steps > 0 ? 0 : config.data.epochs;
   order.last_batch = last_batch_from(config.data.last_batch);
-  const Dataset* lengths = &train;
-  std::vector<int64_t> all_lengths;
+  const auto lengths = std::make_shared<std::vector<int64_t>>();  // of all copies of the sampler
   if (order.global_batch_tokens > 0) {
-    for (int64_t record = 0; record < lengths->size(); ++record)
-      all_lengths.push_back(lengths->length(record));
+    for (int64_t record = 0; record < train.size(); ++record) lengths->push_back(train.length(record));
   }
-  Sampler sampler(train.train(), order, [all_lengths](int64_t record) { return all_lengths.at(record); });
+  Sampler sampler(train.train(), order, [lengths](int64_t record) { return lengths->at(record); });
   const int64_t steps =
       config.training.steps > 0 ? config.training.steps : sampler.steps_for(config.data.epochs);
   if (config.training.steps <= 0 && sampler.left_out(config.data.epochs) > 0) {

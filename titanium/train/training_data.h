@@ -16,7 +16,9 @@ namespace titanium {
 struct TextTools {
   std::optional<Tokenizer> tokenizer;  // absent when the folder has none: input_ids still work
   std::optional<ChatTemplate> chat_template;
+  std::optional<std::string> own_template;  // the text of the one that the config names
 };
+// BadConfig: a file that cannot be read or understood, also where there is no tokenizer to use it.
 TextTools load_text_tools(const std::filesystem::path& folder, const std::string& chat_template_path);
 
 struct TrainingData {
@@ -29,6 +31,7 @@ struct TrainingData {
 
   const Dataset& validation_data() const { return validation ? *validation : train; }
 };
+// Warns of what was left out, and of records beyond the model's positions.  BadConfig, BadData.
 TrainingData load_training_data(const TrainConfig& config, const Session& session, Log& log);
 
 }  // namespace titanium
