@@ -25,6 +25,9 @@ void check(const LrScheduleOptions& o) {
   if (!(o.min_lr_factor >= 0 && o.min_lr_factor <= 1)) {
     throw BadConfig("[lr_scheduler] min_lr_factor = {}: allowed: a number in [0, 1]", o.min_lr_factor);
   }
+  if (!(std::isfinite(o.cycles) && o.cycles >= 0)) {
+    throw BadConfig("[lr_scheduler] cycles = {}: allowed: a number >= 0", o.cycles);
+  }
 }
 
 double cosine(double x) {
@@ -94,11 +97,11 @@ LrFactor verl_schedule(const LrScheduleOptions& o, bool zero_indexed) {
     case LrDecay::kConstant:
       return [=](int64_t i) { return i + shift < w ? warm(i + shift) : 1.0; };
     case LrDecay::kCosine:
-      return [=](int64_t step) {
+      return [=, cycles = o.cycles](int64_t step) {
         const int64_t i = step + shift;
         if (i < w) return warm(i);
         const double x = static_cast<double>(i - w) / static_cast<double>(std::max<int64_t>(1, n - w));
-        return std::max(min, (1 + min) / 2 + (1 - min) / 2 * std::cos(std::numbers::pi * x));
+        return std::max(min, (1 + min) / 2 + (1 - min) / 2 * std::cos(2 * std::numbers::pi * cycles * x));
       };
     case LrDecay::kWsd: {
       const int64_t after = std::max<int64_t>(0, n - w);

@@ -26,6 +26,7 @@ struct LrScheduleOptions {
       -1;  // torchtitan: the last round(n ratio) updates decay; below 0: all that follow the warm-up
   double stable_ratio = 0.9;  // wsd: the part of the updates after the warm-up that stays at 1
   double min_lr_factor = 0;
+  double cycles = 0.5;  // verl's cosine: waves of it over the updates after the warm-up (num_cycles)
 };
 
 using LrFactor = std::function<double(int64_t step)>;

@@ -40,22 +40,39 @@ void check(bool ok, const char* key, double value, const char* allowed) {
   if (!ok) throw BadConfig("[optimizer] {} = {}: allowed: {}", key, value, allowed);
 }
 
+void validate(const OptimizerOptions& options) {
+  check(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "a number in [0, 1)");
+  check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "a number in [0, 1)");
+  // At eps 0 an element whose gradients were all 0 would become 0/0.
+  check(options.eps > 0 && std::isfinite(options.eps), "eps", options.eps, "a number > 0");
+  check(options.weight_decay >= 0 && std::isfinite(options.weight_decay), "weight_decay",
+        options.weight_decay, "a number >= 0");
+  check(options.momentum >= 0 && options.momentum < 1, "momentum", options.momentum, "a number in [0, 1)");
+  if (options.state_dtype != at::kFloat && options.state_dtype != at::kBFloat16) {
+    throw BadConfig(
+        "[optimizer] state_dtype = {}: allowed: float32, bfloat16 (masters in float64 have float64 state)",
+        c10::toString(options.state_dtype));
+  }
+}
+
 }  // namespace
 
 Optimizer::Optimizer(ParamStore& store, OptimizerOptions options)
     : store_(store), options_(std::move(options)) {
-  check(options_.beta1 >= 0 && options_.beta1 < 1, "beta1", options_.beta1, "a number in [0, 1)");
-  check(options_.beta2 >= 0 && options_.beta2 < 1, "beta2", options_.beta2, "a number in [0, 1)");
-  // At eps 0 an element whose gradients were all 0 would become 0/0.
-  check(options_.eps > 0 && std::isfinite(options_.eps), "eps", options_.eps, "a number > 0");
-  check(options_.weight_decay >= 0 && std::isfinite(options_.weight_decay), "weight_decay",
-        options_.weight_decay, "a number >= 0");
-  check(options_.momentum >= 0 && options_.momentum < 1, "momentum", options_.momentum, "a number in [0, 1)");
-  if (options_.state_dtype != at::kFloat && options_.state_dtype != at::kBFloat16) {
+  validate(options_);
+}
+
+void Optimizer::set_options(const OptimizerOptions& options) {
+  validate(options);
+  if (options.name != options_.name || options.state_dtype != options_.state_dtype ||
+      (options.momentum != 0) != (options_.momentum != 0)) {
     throw BadConfig(
-        "[optimizer] state_dtype = {}: allowed: float32, bfloat16 (masters in float64 have float64 state)",
-        c10::toString(options_.state_dtype));
+        "[optimizer] name, state_dtype and whether there is momentum are kept for the whole run, as the state "
+        "is theirs: {}, {}, {}",
+        options_.name, c10::toString(options_.state_dtype), options_.momentum);
   }
+  options_ = options;
+  ranges_.clear();
 }
 
 void Optimizer::step(const UpdateOptions& update) {

@@ -45,6 +45,12 @@ class Optimizer {
   // state are touched, unit.written() after.
   void step(const UpdateOptions& update);
 
+  // Other hyperparameters from the next step on: the betas, eps, weight decay and the momentum's size.
+  // BadConfig names the option that is out of range, or one that state depends on (name, state_dtype, whether
+  // there is momentum).
+  void set_options(const OptimizerOptions& options);
+  const OptimizerOptions& options() const { return options_; }
+
   int64_t updates() const { return updates_; }  // t of the bias corrections; part of a checkpoint
   void set_updates(int64_t updates) { updates_ = updates; }
 
@@ -64,7 +70,6 @@ class Optimizer {
     double weight_decay;
   };
   virtual void update(Unit& unit, const std::vector<Range>& ranges, const UpdateOptions& update) = 0;
-  const OptimizerOptions& options() const { return options_; }
 
  private:
   const std::vector<Range>& ranges_of(const Unit& unit);

@@ -286,6 +286,32 @@ TEST(SGD, FollowsTorchWithMomentumAndCoupledDecay) {
   }
 }
 
+TEST(Optimizer, OptionsHoldFromTheNextStep) {
+  Toy toy({at::kDouble, at::kDouble, at::kDouble}),
+      other({at::kDouble, at::kDouble, at::kDouble}, {.weight_decay = 0.5});
+  const auto step = [](Toy& t) {
+    t.param("a").fill_(2);
+    t.store->zero_grad();
+    t.grad("a").fill_(0.5);
+    t.optimizer->step({.lr = 0.1});
+  };
+  step(toy);
+  step(other);
+  OptimizerOptions options = toy.optimizer->options();
+  options.weight_decay = 0.5;
+  toy.optimizer->set_options(options);
+  step(toy);
+  step(other);
+  EXPECT_TRUE(toy.param("a").equal(other.param("a")));
+
+  options.beta2 = 1;
+  EXPECT_THROW(toy.optimizer->set_options(options), BadConfig);
+  options.beta2 = 0.5;
+  options.state_dtype = at::kBFloat16;
+  EXPECT_THROW(toy.optimizer->set_options(options), BadConfig);
+  EXPECT_EQ(toy.optimizer->options().beta2, 0.95);
+}
+
 TEST(Optimizer, RefusesWhatIsOutOfRange) {
   WeightTable table;
   table.add("w", {4}, Split::kWhole, {}, 0);

@@ -63,9 +63,10 @@ int64_t ParamStore::parameters() const {
   return n;
 }
 
-void ParamStore::init(uint64_t seed) {
+void ParamStore::init(uint64_t seed, const std::function<bool(const Weight&)>& which) {
   const at::NoGradGuard no_grad;
   for (const Slice& slice : slices()) {
+    if (which && !which(*slice.weight)) continue;
     before_write(*slice.unit);
     at::Tensor target = slice.of(slice.unit->shard());
     const Weight& weight = *slice.weight;

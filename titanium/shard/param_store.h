@@ -43,7 +43,8 @@ class ParamStore {
   int64_t parameters() const;                           // elements of all weights, a tied one once
 
   // Random start, a pure function of (seed, weight name, element): the same for every layout.
-  void init(uint64_t seed);
+  // With `which`, of those weights alone.
+  void init(uint64_t seed, const std::function<bool(const Weight&)>& which = {});
 
   void zero_grad();
   void release_grad();

@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "titanium/config/train_config.h"
+#include "titanium/dist/parallel_dims.h"
+#include "titanium/formats/json.h"
 #include "titanium/models/model.h"
 #include "titanium/optim/optimizer.h"
 #include "titanium/report/log.h"
@@ -19,6 +21,28 @@ struct Session {
   std::unique_ptr<ParamStore> store;
   std::unique_ptr<TrainStep> step;
 };
+
+struct SessionOptions {
+  ParallelDims dims;
+  StoreDtypes dtypes;
+  StepOptions step;
+  std::vector<std::string> freeze;    // name patterns of weights that do not train
+  std::string freeze_key = "freeze";  // for messages
+  ModelHead head = ModelHead::kLanguageModel;
+  Json override_config = Json::object();  // replaces keys of config.json
+  uint64_t seed = 42;                     // of a value head that the files lack
+  bool load_weights = true;
+};
+
+// Builds the model of folder/config.json and reads its weights.  A value model takes the files of a language
+// model, of a TokenClassification or of a SequenceClassification model; what they lack of score.weight (or
+// classifier.weight, v_head.summary.weight) and its bias starts as in transformers, normal and zero, and a
+// log line says so.
+Session open_session(const std::filesystem::path& folder, const SessionOptions& options, Log& log);
+
+// The weights of another folder for the same model, as open_session reads them.
+void load_session_weights(const std::filesystem::path& folder, const SessionOptions& options,
+                          Session& session, Log& log);
 
 // Builds the model of folder/config.json and, unless `load_weights` is false, reads its weights.  Dtypes,
 // recompute and head rows are those of `config`; so are parallelism's degrees, which must fit one rank.

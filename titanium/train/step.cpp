@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "titanium/schedule/plan.h"
 
 namespace titanium {
@@ -30,38 +32,50 @@ BlockInput TrainStep::input(const PackedBatch& batch, HeadRows rows) const {
   return in;
 }
 
-LossSum TrainStep::forward_backward(const std::vector<PackedBatch>& batches, const Loss& loss) {
+// The widest that anyone asks for: kAll holds kLabelled, which holds kWeighted.
+HeadRows TrainStep::rows(const StepRequest& request) const {
+  if (!request.loss) return request.rows;
+  HeadRows widest = std::min(request.rows, options_.head_rows);
+  if (request.loss->wants_all_positions()) return HeadRows::kAll;
+  if (request.loss->wants_all_labels()) widest = std::min(widest, HeadRows::kLabelled);
+  return widest;
+}
+
+WorkResult TrainStep::run(const std::vector<PackedBatch>& batches, const StepRequest& request) {
+  const HeadRows head_rows = rows(request);
+  HeadWants wants = request.wants;
+  bool nll = false;
+  if (request.loss) {
+    const HeadWants of_loss = request.loss->wants();
+    nll = !request.forward_only && request.loss->weighted_nll() && !wants.entropy && !wants.sum_pi_squared;
+    wants.entropy = wants.entropy || of_loss.entropy;
+    wants.sum_pi_squared = wants.sum_pi_squared || of_loss.sum_pi_squared;
+  }
   const auto make = [&](int32_t index) {
     const PackedBatch& batch = batches[index];
-    BlockInput in = input(batch, options_.head_rows);
-    in.wants = loss.wants();
-    if (loss.weighted_nll()) {
+    BlockInput in = input(batch, head_rows);
+    in.wants = wants;
+    if (nll) {
       const at::ScalarType stats = store_.dtypes().compute == at::kDouble ? at::kDouble : at::kFloat;
       in.nll_weight = at::tensor(at::ArrayRef<double>(batch.weight), at::kDouble).to(stats);
     }
     return in;
   };
-  return executor_.run(plan(static_cast<int32_t>(batches.size()), false), {batches, make, &loss}).loss;
+  return executor_.run(plan(static_cast<int32_t>(batches.size()), request.forward_only),
+                       {batches, make, request.loss, request.forward_only});
+}
+
+LossSum TrainStep::forward_backward(const std::vector<PackedBatch>& batches, const Loss& loss) {
+  return run(batches, {.loss = &loss, .forward_only = false}).loss;
 }
 
 LossSum TrainStep::forward(const std::vector<PackedBatch>& batches, const Loss& loss) {
-  const auto make = [&](int32_t index) {
-    BlockInput in = input(batches[index], options_.head_rows);
-    in.wants = loss.wants();
-    return in;
-  };
-  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, &loss, true}).loss;
+  return run(batches, {.loss = &loss}).loss;
 }
 
 std::vector<TokenStats> TrainStep::score(const std::vector<PackedBatch>& batches, HeadWants wants,
                                          HeadRows rows) {
-  const auto make = [&](int32_t index) {
-    BlockInput in = input(batches[index], rows);
-    in.wants = wants;
-    return in;
-  };
-  return executor_.run(plan(static_cast<int32_t>(batches.size()), true), {batches, make, nullptr, true})
-      .stats;
+  return run(batches, {.wants = wants, .rows = rows}).stats;
 }
 
 }  // namespace titanium

@@ -15,10 +15,23 @@ struct StepOptions {
   HeadRows head_rows = HeadRows::kWeighted;
 };
 
+// What one call works out.
+struct StepRequest {
+  const Loss* loss = nullptr;  // null: statistics alone, forward
+  bool forward_only = true;
+  HeadWants wants = {};  // statistics beside those that the loss wants
+  HeadRows rows =
+      HeadRows::kWeighted;  // at least these; the loss and StepOptions::head_rows may ask for more
+};
+
 class TrainStep {
  public:
   // model and store outlive it.  For a group of one `options.plan` gathers once a plan, whatever it says.
   TrainStep(const Model& model, ParamStore& store, StepOptions options);
+
+  // One pass over the micro-batches: their statistics (entry t of [T] for labels[t], 0 at rows that nobody
+  // asked for), the loss, and unless forward_only its gradient, added into the store.
+  WorkResult run(const std::vector<PackedBatch>& batches, const StepRequest& request);
 
   // Adds the gradient of the loss over all micro-batches into the store, and returns the loss: both sums,
   // with every mean in the batches' weights.  May be called several times before an update.
@@ -38,6 +51,7 @@ class TrainStep {
 
  private:
   BlockInput input(const PackedBatch& batch, HeadRows rows) const;
+  HeadRows rows(const StepRequest& request) const;
 
   const Model& model_;
   ParamStore& store_;

@@ -1,0 +1,314 @@
+#include "titanium/engine/titan_engine.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "titanium/base/error.h"
+#include "titanium/engine/cut.h"
+#include "titanium/optim/clip.h"
+
+namespace titanium {
+namespace {
+
+// Rows of samples out of the micro-batches' statistics.
+Jagged jagged(const std::vector<PackedBatch>& batches, const std::vector<TokenStats>& stats,
+              at::Tensor TokenStats::*member, const std::vector<Sample>& samples, at::ScalarType dtype) {
+  Jagged out;
+  for (const Sample& sample : samples) out.offsets.push_back(out.offsets.back() + sample.size());
+  out.values = at::zeros({out.offsets.back()}, dtype);
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const PackedBatch& batch = batches[b];
+    for (int64_t d = 0; d < batch.documents(); ++d) {
+      const int64_t sample = batch.sample[static_cast<size_t>(d)];
+      if (sample == kFiller) continue;
+      const int64_t begin = batch.bounds[static_cast<size_t>(d)],
+                    n = samples[static_cast<size_t>(sample)].size();
+      out.row(sample).copy_((stats[b].*member).narrow(0, begin, n));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TitanEngine::TitanEngine(ModelHead head, EngineConfig config, std::string device, Log& log)
+    : head_(head), config_(std::move(config)), device_(std::move(device)), log_(log) {
+  config_.engine.dims.resolve();
+  const EngineOptimizerConfig& o = config_.optimizer;
+  groups_ = {{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}};
+}
+
+TitanEngine::~TitanEngine() = default;
+
+void TitanEngine::set_total_training_steps(int64_t steps) {
+  if (session_)
+    throw BadConfig("total_training_steps is given after initialize(), which has made the schedule of it");
+  if (steps < 1) throw BadConfig("optimizer.total_training_steps = {}: allowed: an integer >= 1", steps);
+  config_.optimizer.total_training_steps = steps;
+}
+
+SessionOptions TitanEngine::session_options() const {
+  const EngineRunConfig& e = config_.engine;
+  TrainConfig like;  // recompute has one place that reads its names
+  like.activation_checkpoint.mode = e.activation_checkpoint;
+  SessionOptions options;
+  options.dims = e.dims;
+  options.dtypes = {scalar_type(e.model_dtype), scalar_type(e.dtype), scalar_type(e.reduce_dtype)};
+  options.step = step_options(like);
+  options.step.plan.prefetch = e.forward_prefetch ? 1 : 0;
+  options.step.plan.reshard_after_forward = e.reshard_after_forward == "always"  ? Reshard::kAlways
+                                            : e.reshard_after_forward == "never" ? Reshard::kNever
+                                                                                 : Reshard::kDefault;
+  if (!e.forward_only) options.freeze = config_.model.freeze;
+  options.freeze_key = "model.freeze";
+  options.head = head_;
+  options.override_config = config_.model.override_config;
+  if (!options.override_config.is_object()) options.override_config = Json::object();
+  options.seed = e.seed;
+  return options;
+}
+
+void TitanEngine::initialize() {
+  if (session_) throw BadConfig("initialize() is called twice");
+  std::unique_ptr<LRSchedulersContainer> schedule;
+  if (!config_.engine.forward_only)
+    schedule = std::make_unique<LRSchedulersContainer>(config_.optimizer.schedule(), config_.optimizer.lr);
+  auto session = std::make_unique<Session>(open_session(config_.model.path, session_options(), log_));
+  for (const std::string& note : config_.notes) log_.info("{}", note);
+  if (schedule) {
+    OptimizerOptions options;
+    options.name = config_.optimizer.name;
+    options.momentum = config_.optimizer.momentum;
+    options.beta1 = groups_[0].beta1;
+    options.beta2 = groups_[0].beta2;
+    options.eps = groups_[0].eps;
+    options.weight_decay = groups_[0].weight_decay;
+    optimizer_ = make_optimizer(*session->store, options);
+    groups_[0].lr = schedule->lr();
+  }
+  schedule_ = std::move(schedule);
+  session_ = std::move(session);
+  if (config_.engine.param_offload) drop_casts();
+}
+
+void TitanEngine::require_initialized(const char* call) const {
+  if (!session_) throw BadConfig("{} before initialize()", call);
+}
+
+void TitanEngine::require_optimizer(const char* call) const {
+  require_initialized(call);
+  if (!optimizer_) throw BadConfig("{}: engine.forward_only = true, so there is no optimizer", call);
+}
+
+void TitanEngine::enter_mode(Mode mode, ModeOptions options) {
+  if (mode == Mode::kNone) throw Bug("a scope of no mode");
+  require_initialized("a mode scope");
+  const bool inside =
+      std::any_of(scopes_.begin(), scopes_.end(), [](const Scope& scope) { return scope.offloads; });
+  // On this device loading is what the first use of a weight does.
+  scopes_.push_back(
+      {mode, options, config_.engine.param_offload && !options.disable_auto_offload && !inside});
+}
+
+void TitanEngine::exit_mode(bool failed) {
+  if (scopes_.empty()) throw Bug("a mode scope ends that has not begun");
+  const Scope scope = scopes_.back();
+  scopes_.pop_back();
+  if (scope.mode == Mode::kTrain && (failed || scope.options.zero_grad_on_exit)) zero_gradients();
+  if (scope.offloads) {
+    drop_casts();
+    if (!gradients_) session_->store->release_grad();
+  }
+}
+
+void TitanEngine::drop_casts() {
+  for (const auto& unit : session_->store->units()) unit->reshard(/*keep_memory=*/false);
+}
+
+void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool grad) {
+  if (device != "cpu" && device != device_)
+    throw BadConfig("to(\"{}\"): this engine knows cpu and {}", device, device_);
+  if (grad && !model) throw BadConfig("to(\"{}\"): gradients move with the model or not at all", device);
+  (void)optimizer;  // its state is on the host already
+  if (!session_) return;
+  if (model) drop_casts();
+  if (grad && !gradients_) session_->store->release_grad();
+}
+
+void TitanEngine::zero_gradients() {
+  if (gradients_) session_->store->zero_grad();
+  gradients_ = false;
+}
+
+void TitanEngine::optimizer_zero_grad() {
+  require_initialized("optimizer_zero_grad");
+  zero_gradients();
+}
+
+void TitanEngine::apply_groups() {
+  if (groups_.size() != 1)
+    throw BadConfig("param_groups has {} groups: there is one, of all weights", groups_.size());
+  const ParamGroup& group = groups_[0];
+  if (!std::isfinite(group.lr) || group.lr < 0)
+    throw BadConfig("param_groups[0].lr = {}: allowed: a number >= 0", group.lr);
+  OptimizerOptions options = optimizer_->options();
+  const ParamGroup now{group.lr, options.beta1, options.beta2, options.eps, options.weight_decay};
+  if (now == group) return;
+  options.beta1 = group.beta1;
+  options.beta2 = group.beta2;
+  options.eps = group.eps;
+  options.weight_decay = group.weight_decay;
+  optimizer_->set_options(options);
+}
+
+double TitanEngine::step(bool zero_grad) {
+  require_optimizer("optimizer_step");
+  apply_groups();
+  if (!gradients_) return 0;
+  const GradNorm norm = grad_norm(*session_->store);
+  if (!norm.finite()) {
+    log_.warn("{}; the update is skipped and the gradients are zeroed", norm.describe());
+    zero_gradients();
+    return norm.value;
+  }
+  optimizer_->step({.lr = groups_[0].lr,
+                    .clip = clip_coefficient(norm.value, config_.optimizer.clip_grad),
+                    .zero_grad = zero_grad});
+  if (zero_grad) gradients_ = false;
+  return norm.value;
+}
+
+double TitanEngine::optimizer_step() {
+  return step(/*zero_grad=*/false);
+}
+
+double TitanEngine::lr_scheduler_step() {
+  require_optimizer("lr_scheduler_step");
+  schedule_->step();
+  return groups_.at(0).lr = schedule_->lr();
+}
+
+void TitanEngine::check_samples(const EngineBatch& batch) const {
+  const int64_t vocabulary = session_->spec.config.vocab_size;
+  for (size_t i = 0; i < batch.samples.size(); ++i) {
+    const Sample& sample = batch.samples[i];
+    if (config_.engine.max_seq_len > 0 && sample.size() > config_.engine.max_seq_len) {
+      throw BadData("sample {} has {} tokens, more than engine.max_seq_len = {}", i, sample.size(),
+                    config_.engine.max_seq_len);
+    }
+    for (size_t t = 0; t < sample.ids.size(); ++t) {
+      if (sample.ids[t] < 0 || sample.ids[t] >= vocabulary) {
+        throw BadData("sample {}: token {} has id {}; the model's ids are 0 to {}", i, t, sample.ids[t],
+                      vocabulary - 1);
+      }
+    }
+  }
+  if (batch.temperature && !(std::isfinite(*batch.temperature) && *batch.temperature > 0))
+    throw BadData("temperature {} is not finite and > 0", *batch.temperature);
+}
+
+std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const Loss* loss,
+                                                 bool forward_only) const {
+  std::vector<Sample> samples = batch.samples;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    samples[i].index = static_cast<int64_t>(i);
+    if (batch.temperature) samples[i].temperature = *batch.temperature;
+  }
+  const Counts own = count(samples);
+  Counts counts = own;
+  if (batch.counts) {
+    counts = *batch.counts;
+    if (counts.tokens < own.tokens || counts.sequences < own.sequences) {
+      throw BadData("the global batch is said to have {} trained tokens in {} sequences; {} in {} are here",
+                    counts.tokens, counts.sequences, own.tokens, own.sequences);
+    }
+  } else {
+    counts.tokens = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.tokens)));
+    counts.sequences = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.sequences)));
+    counts.untrained = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.untrained)));
+  }
+  const MicroBatching micro = resolve(batch.micro, config_.engine, forward_only);
+  const auto weighed = loss ? weigh_all(std::move(samples), loss->averaging(), counts, loss->scale_factor())
+                            : weigh_all(std::move(samples), Averaging::kTokenMean, counts);
+  return cut(weighed, micro, config_.engine, loss && loss->granularity() == Granularity::kGroup);
+}
+
+EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const Loss* loss,
+                                                 bool forward_only) {
+  require_initialized("forward_backward_batch");
+  if (!forward_only) {
+    require_optimizer("forward_backward_batch with a backward");
+    if (!loss) throw BadConfig("forward_backward_batch: a backward needs a loss");
+  }
+  check_asked(batch, loss);
+  check_samples(batch);
+  const std::vector<PackedBatch> batches = pack_batch(batch, loss, forward_only);
+  const bool returns = forward_only || batch.return_model_output;
+  EngineOutput out;
+  WorkResult result;
+  if (!batches.empty()) {
+    StepRequest request;
+    request.loss = loss;
+    request.forward_only = forward_only;
+    request.wants.entropy = batch.calculate_entropy;
+    request.wants.sum_pi_squared = batch.calculate_sum_pi_squared;
+    // A value after the last token is a value too.
+    request.rows = !returns                     ? HeadRows::kWeighted
+                   : head_ == ModelHead::kValue ? HeadRows::kAll
+                                                : HeadRows::kLabelled;
+    gradients_ = gradients_ || !forward_only;
+    try {
+      result = session_->step->run(batches, request);
+    } catch (...) {
+      if (!forward_only) zero_gradients();  // half a sum is of no use
+      throw;
+    }
+    out.loss = loss ? std::move(result.losses) : std::vector<double>();
+    out.metrics = std::move(result.loss.reports);
+  }
+  if (!returns) return out;
+  const at::ScalarType dtype = config_.engine.dtype == Dtype::F64 ? at::kDouble : at::kFloat;
+  for (const auto& [name, member] : outputs()) {
+    const bool asked = name == "entropy"          ? batch.calculate_entropy
+                       : name == "sum_pi_squared" ? batch.calculate_sum_pi_squared
+                                                  : true;
+    if (asked) out.model_output[name] = jagged(batches, result.stats, member, batch.samples, dtype);
+  }
+  return out;
+}
+
+EngineOutput TitanEngine::train_batch(const EngineBatch& batch, const Loss& loss) {
+  optimizer_zero_grad();
+  EngineOutput output = forward_backward_batch(batch, &loss, /*forward_only=*/false);
+  output.metrics["grad_norm"] = Report::mean(step(/*zero_grad=*/true), 1);
+  return output;
+}
+
+std::pair<TensorStream, std::optional<Json>> TitanEngine::get_per_tensor_param(const SyncOptions& options) {
+  require_initialized("get_per_tensor_param");
+  return {titanium::get_per_tensor_param(*session_->store, options), std::nullopt};
+}
+
+void TitanEngineWithLMHead::check_asked(const EngineBatch&, const Loss*) const {}
+
+std::vector<std::pair<std::string, at::Tensor TokenStats::*>> TitanEngineWithLMHead::outputs() const {
+  return {{"log_probs", &TokenStats::logprob},
+          {"entropy", &TokenStats::entropy},
+          {"sum_pi_squared", &TokenStats::sum_pi_squared}};
+}
+
+void TitanEngineWithValueHead::check_asked(const EngineBatch& batch, const Loss* loss) const {
+  const HeadWants wants = loss ? loss->wants() : HeadWants();
+  if (batch.calculate_entropy || batch.calculate_sum_pi_squared || wants.entropy || wants.sum_pi_squared ||
+      (loss && loss->weighted_nll()))
+    throw BadConfig(
+        "a value_model engine has no log-probs, entropy or sum_pi_squared: its statistic is the value");
+}
+
+std::vector<std::pair<std::string, at::Tensor TokenStats::*>> TitanEngineWithValueHead::outputs() const {
+  return {{"values", &TokenStats::value}};
+}
+
+}  // namespace titanium
