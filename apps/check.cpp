@@ -18,7 +18,8 @@ void add_check(CLI::App& app, Run& run) {
   command
       ->add_option("dir", flags->folder,
                    "a folder with config.json, weights, expected.safetensors and meta.json")
-      ->required();
+      ->required()
+      ->check(not_empty());
   command->add_option("--dtype", flags->dtype, "compute dtype; float64 compares at 1e-9")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}))
       ->capture_default_str();

@@ -11,6 +11,8 @@ namespace titanium {
 
 using Run = std::function<int()>;  // returns the exit status
 
+constexpr int64_t kMostCount = 1'000'000'000;  // of tokens, ids and micro-batches that a flag may ask for
+
 void add_train(CLI::App& app, Run& run);
 void add_score(CLI::App& app, Run& run);
 void add_generate(CLI::App& app, Run& run);
@@ -22,5 +24,9 @@ void add_info(CLI::App& app, Run& run);
 // A config for commands that have flags instead of a file: fp32 unless `dtype` ("float32", "bfloat16",
 // "float64") says otherwise, then overrides.
 TrainConfig command_config(const std::string& dtype, const std::vector<std::string>& overrides);
+
+// Checks of flags, with words for the error.
+CLI::Validator not_empty();
+CLI::Validator whole_number();  // 0 to 2^64 - 1
 
 }  // namespace titanium

@@ -12,8 +12,8 @@ void add_convert(CLI::App& app, Run& run) {
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("convert", "GGUF file -> Hugging Face folder");
-  command->add_option("model.gguf", flags->gguf, "the GGUF file")->required();
-  command->add_option("out_dir", flags->folder, "the folder to make")->required();
+  command->add_option("model.gguf", flags->gguf, "the GGUF file")->required()->check(not_empty());
+  command->add_option("out_dir", flags->folder, "the folder to make")->required()->check(not_empty());
   command->add_option("--dtype", flags->dtype, "of the stored weights")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->capture_default_str();

@@ -36,13 +36,26 @@ int run_generate(const Flags& flags) {
   LogOptions options;
   options.level = LogLevel::kWarning;
   Log log(options);
+  SamplingOptions sampling = flags.sampling;
+  sampling.check();
+  if (!flags.system.empty() && !flags.chat) throw BadConfig("--system is a part of --chat: give both");
   const TextTools text = load_text_tools(flags.folder, "");
   if (!text.tokenizer) throw BadConfig("{}: tokenizer.json is missing", flags.folder);
   Session session = open_session(flags.folder, command_config(flags.dtype, {}), log);
-  SamplingOptions sampling = flags.sampling;
   sampling.stop_ids = text.tokenizer->special().stop;
   std::vector<std::vector<int64_t>> prompts;
   for (const std::string& prompt : flags.prompts) prompts.push_back(encode_prompt(flags, text, prompt));
+
+  const int64_t positions = session.spec.config.max_position_embeddings;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const int64_t end = static_cast<int64_t>(prompts[i].size()) + sampling.max_new_tokens;
+    if (positions > 0 && end > positions) {
+      log.warn(
+          "prompt {} has {} tokens and {} may follow, the model was made for {} (max_position_embeddings of "
+          "its config.json)",
+          i, prompts[i].size(), sampling.max_new_tokens, positions);
+    }
+  }
 
   const bool streams = prompts.size() == 1;  // several would mix on the terminal
   StreamDecoder decoder(*text.tokenizer, /*skip_special=*/true);
@@ -65,17 +78,23 @@ int run_generate(const Flags& flags) {
 void add_generate(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("generate", "continue prompts with a model");
-  command->add_option("dir", flags->folder, "the model's Hugging Face folder")->required();
+  command->add_option("dir", flags->folder, "the model's Hugging Face folder")
+      ->required()
+      ->check(not_empty());
   command->add_option("-p,--prompt", flags->prompts, "a prompt; several run as one batch")
       ->required()
       ->allow_extra_args(false);
   command->add_flag("--chat", flags->chat, "put the prompt into the model's chat template");
   command->add_option("--system", flags->system, "the system message of --chat");
   command->add_option("--temperature", flags->sampling.temperature, "0 is greedy")->capture_default_str();
-  command->add_option("--top-k", flags->sampling.top_k, "0 is all")->capture_default_str();
+  command->add_option("--top-k", flags->sampling.top_k, "0 is all")
+      ->check(CLI::Range(int64_t{0}, kMostCount))
+      ->capture_default_str();
   command->add_option("--top-p", flags->sampling.top_p)->capture_default_str();
-  command->add_option("--seed", flags->sampling.seed)->capture_default_str();
-  command->add_option("-n,--max-new-tokens", flags->sampling.max_new_tokens)->capture_default_str();
+  command->add_option("--seed", flags->sampling.seed)->check(whole_number())->capture_default_str();
+  command->add_option("-n,--max-new-tokens", flags->sampling.max_new_tokens)
+      ->check(CLI::Range(int64_t{1}, kMostCount))
+      ->capture_default_str();
   command->add_option("--dtype", flags->dtype)
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}))
       ->capture_default_str();

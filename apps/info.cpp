@@ -52,7 +52,7 @@ int run_info(const std::string& folder) {
 void add_info(CLI::App& app, Run& run) {
   auto folder = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("info", "what is in a model's folder");
-  command->add_option("dir", *folder, "a Hugging Face folder")->required();
+  command->add_option("dir", *folder, "a Hugging Face folder")->required()->check(not_empty());
   command->callback([folder, &run] { run = [folder] { return run_info(*folder); }; });
 }
 

@@ -1,14 +1,51 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <iostream>
+#include <new>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "apps/commands.h"
 #include "titanium/base/error.h"
+#include "titanium/base/openmp.h"
 
 namespace titanium {
 namespace {
 
+// Files that are opened later must not become the standard streams of a process that was started without
+// them.
+void open_standard_streams() {
+  for (const int fd : {0, 1, 2}) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    // The lowest free number is this one.  Writing to a missing standard output stays an error.
+    const int opened = ::open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY);
+    if (opened != fd && opened >= 0) ::close(opened);
+  }
+}
+
+// What was printed must have arrived, or a script reads an empty answer as a good one.
+int with_output_written(int status) {
+  std::cout.flush();
+  if (std::cout.good() && std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
+  std::cerr << "titanium: BadData: standard output: writing failed; is the disk full?" << std::endl;
+  return status != 0 ? status : exit_code(ErrorKind::kBadData);
+}
+
+// Memory and threads are the machine's to give: not our bug, and nothing in the input is wrong.
+constexpr int kNoResources = 71;  // EX_OSERR of sysexits.h
+
+int no_resources(std::string_view what) {
+  std::cerr << "titanium: the machine has no more memory or threads for this: " << what << std::endl;
+  return kNoResources;
+}
+
 int run_main(int argc, char** argv) {
+  open_standard_streams();
   CLI::App app("titanium: trains large language models from Hugging Face checkpoints");
   app.require_subcommand(1);
   Run run;
@@ -31,18 +68,28 @@ int run_main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help
-    return app.exit(e);
+    return with_output_written(app.exit(e));
   } catch (const CLI::ParseError& e) {
-    app.exit(e);
+    std::cerr << "titanium: BadConfig: " << e.what() << "; see `titanium" << (argc > 1 ? " " : "")
+              << (argc > 1 ? argv[1] : "") << " --help`" << std::endl;
     return exit_code(ErrorKind::kBadConfig);
   }
   try {
-    return run();
+    return with_output_written(run());
   } catch (const Error& e) {
     std::cerr << "titanium: " << name(e.kind()) << ": " << e.what() << std::endl;
     return exit_code(e.kind());
+  } catch (const std::bad_alloc& e) {
+    return no_resources(e.what());
   } catch (const c10::Error& e) {
+    const std::string_view text = e.what_without_backtrace();
+    if (text.find("can't allocate memory") != text.npos) return no_resources(text);
     std::cerr << "titanium: Bug: " << e.what_without_backtrace() << std::endl;
+    return exit_code(ErrorKind::kBug);
+  } catch (const std::system_error& e) {
+    if (std::ferror(stdout)) return with_output_written(exit_code(ErrorKind::kBadData));
+    if (e.code() == std::errc::resource_unavailable_try_again) return no_resources(e.what());
+    std::cerr << "titanium: Bug: " << e.what() << std::endl;
     return exit_code(ErrorKind::kBug);
   } catch (const std::exception& e) {
     std::cerr << "titanium: Bug: " << e.what() << std::endl;
@@ -59,12 +106,31 @@ TrainConfig command_config(const std::string& dtype, const std::vector<std::stri
     all.push_back("training.mixed_precision_reduce=float64");
     all.push_back("optimizer.state_dtype=float64");
   }
+  // These commands train on no records: micro-batches may be as small as asked for.
+  all.push_back("training.seq_len=2");
   all.insert(all.end(), overrides.begin(), overrides.end());
   return load_train_config(std::nullopt, all);
+}
+
+CLI::Validator not_empty() {
+  return CLI::Validator([](std::string& text) { return text.empty() ? "must not be empty" : ""; }, "TEXT");
+}
+
+CLI::Validator whole_number() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        uint64_t value = 0;
+        const char* end = text.data() + text.size();
+        const auto result = std::from_chars(text.data(), end, value);
+        return result.ec == std::errc() && result.ptr == end ? ""
+                                                             : text + " is not an integer from 0 to 2^64 - 1";
+      },
+      "");
 }
 
 }  // namespace titanium
 
 int main(int argc, char** argv) {
+  titanium::let_idle_threads_sleep(argv);
   return titanium::run_main(argc, argv);
 }

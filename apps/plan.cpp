@@ -20,13 +20,14 @@ void add_plan(CLI::App& app, Run& run) {
       app.add_subcommand("plan", "print what a step of a run does, and what it holds in memory");
   command->add_option("run.toml", flags->file, "the run; of the model only config.json is read")->required();
   command->add_option("--micro-batches", flags->micro_batches, "micro-batches of the step")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   command->allow_extras();
   command->footer("--section.key=value sets a key, after the file.");
   command->callback([flags, command, &run] {
     run = [flags, command] {
       const TrainConfig config = load_train_config(flags->file, command->remaining());
+      check_model(config);
       LogOptions options;
       options.level = LogLevel::kWarning;
       Log log(options);

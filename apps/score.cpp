@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <limits>
 
 #include "apps/commands.h"
 #include "titanium/base/error.h"
@@ -35,6 +37,12 @@ class Writer {
   void write(const Sample& sample, const TokenScores& scores) {
     double sum = 0;
     int64_t count = 0;
+    for (size_t i = 0; i < sample.ids.size(); ++i) {
+      if (std::isfinite(scores.logprob[i]) && std::isfinite(scores.entropy[i])) continue;
+      throw BadData("record {}, token {}: log-prob {}, entropy {}: {}", records_, i, scores.logprob[i],
+                    scores.entropy[i], "are the weights finite, and is --temperature large enough?");
+    }
+    ++records_;
     for (size_t i = 1; i < sample.ids.size(); ++i) {
       if (!sample.loss_mask[i]) continue;
       sum += scores.logprob[i];
@@ -58,21 +66,31 @@ class Writer {
   void summary() const {
     if (count_ == 0) return;
     const double n = static_cast<double>(count_);
-    fmt::print(stderr, "{} tokens, mean log-prob {:.6f}, perplexity {:.4f}\n", count_, sum_ / n,
-               std::exp(-sum_ / n));
+    std::cerr << fmt::format("{} tokens, mean log-prob {:.6f}, perplexity {:.4f}\n", count_, sum_ / n,
+                             std::exp(-sum_ / n));
   }
 
  private:
   std::string path_;
   std::ofstream file_;
   double sum_ = 0;
-  int64_t count_ = 0;
+  int64_t count_ = 0, records_ = 0;
 };
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return std::filesystem::equivalent(a, b, error) && !error;
+}
 
 int run_score(const Flags& flags) {
   if (flags.file.empty() == flags.texts.empty())
     throw BadConfig("score: give a JSONL file, or --text, and not both");
-  if (!(flags.temperature > 0)) throw BadConfig("--temperature = {}: must be positive", flags.temperature);
+  if (!(flags.temperature >= std::numeric_limits<float>::min() &&
+        flags.temperature <= std::numeric_limits<float>::max())) {
+    throw BadConfig("--temperature = {}: allowed: a number > 0 that float32 can hold", flags.temperature);
+  }
+  if (!flags.file.empty() && same_file(flags.output, flags.file))
+    throw BadConfig("--output {}: is the file to score; give another one", flags.output);
   LogOptions quiet;
   quiet.level = LogLevel::kWarning;
   Log log(quiet);
@@ -103,6 +121,15 @@ int run_score(const Flags& flags) {
     data = Dataset::load(options, text.tokenizer ? &*text.tokenizer : nullptr,
                          text.chat_template ? &*text.chat_template : nullptr);
   }
+  const int64_t positions = session.spec.config.max_position_embeddings;
+  int64_t longest = data ? data->summary().longest : 0;
+  for (const Sample& sample : given) longest = std::max(longest, sample.size());
+  if (positions > 0 && longest > positions) {
+    log.warn(
+        "the longest record has {} tokens, the model was made for {} (max_position_embeddings of its "
+        "config.json)",
+        longest, positions);
+  }
   Writer writer(flags.output);
   const int64_t total = data ? data->size() : static_cast<int64_t>(given.size());
   constexpr int64_t kGroup = 256;  // records packed together: bounds memory, and results appear as they come
@@ -125,7 +152,9 @@ void add_score(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
       app.add_subcommand("score", "per-token log-probs and entropies of texts, chats or ids, as JSON lines");
-  command->add_option("dir", flags->folder, "the model's Hugging Face folder")->required();
+  command->add_option("dir", flags->folder, "the model's Hugging Face folder")
+      ->required()
+      ->check(not_empty());
   command->add_option("file", flags->file,
                       "JSONL: messages, prompt/response, text, or input_ids (+ loss_mask)");
   command->add_option("--text", flags->texts, "a text instead of a file; may be repeated")
@@ -133,10 +162,11 @@ void add_score(CLI::App& app, Run& run) {
   command->add_option("--format", flags->format, "of the records")
       ->check(CLI::IsMember({"auto", "messages", "prompt_response", "text", "input_ids"}))
       ->capture_default_str();
-  command->add_option("-o,--output", flags->output, "where the JSON lines go; standard output if not given");
+  command->add_option("-o,--output", flags->output, "where the JSON lines go; standard output if not given")
+      ->check(not_empty());
   command->add_option("--temperature", flags->temperature)->capture_default_str();
   command->add_option("--max-tokens", flags->max_tokens, "longest record, and tokens of a micro-batch")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, kMostCount))
       ->capture_default_str();
   command->add_option("--dtype", flags->dtype)
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}))

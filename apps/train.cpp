@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "titanium/base/error.h"
 #include "titanium/train/trainer.h"
 
 namespace titanium {
@@ -11,7 +12,15 @@ std::atomic<bool> stop_asked = false;  // the only thing that a signal handler m
 
 void ask_to_stop(int signal) {
   stop_asked = true;
-  std::signal(signal, SIG_DFL);  // the second time ends the process
+  // The second time ends the process; a terminal that closes may say so twice.
+  if (signal != SIGHUP) std::signal(signal, SIG_DFL);
+}
+
+void listen_to_signals() {
+  std::signal(SIGINT, ask_to_stop);
+  std::signal(SIGTERM, ask_to_stop);
+  // A terminal that closes; under nohup that is to be ignored.
+  if (std::signal(SIGHUP, ask_to_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
 }
 
 struct Flags {
@@ -24,6 +33,10 @@ int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
     std::cout << config_help();
     return 0;
   }
+  for (const std::string& argument : overrides) {
+    if (argument.find('=') == std::string::npos)
+      throw BadConfig("{}: a key is given as --section.key=value, in one word", argument);
+  }
   const std::optional<std::filesystem::path> file =
       flags.file.empty() ? std::nullopt : std::optional<std::filesystem::path>(flags.file);
   const TrainConfig config = load_train_config(file, overrides);
@@ -32,12 +45,14 @@ int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
     return 0;
   }
   check_complete(config);
-  std::signal(SIGINT, ask_to_stop);
-  std::signal(SIGTERM, ask_to_stop);
+  std::signal(SIGPIPE, SIG_IGN);  // a reader of the log that is gone is no reason to stop
   Log log;
   Trainer trainer(config, log);
+  listen_to_signals();  // until here there is nothing to save, and a signal ends the process
   const Trainer::Outcome outcome = trainer.run(stop_asked);
-  if (outcome.interrupted) {
+  if (outcome.interrupted && !outcome.saved) {
+    log.info("stopped after {} updates; they are not saved (checkpoint.enable = false)", outcome.step);
+  } else if (outcome.interrupted) {
     log.info("stopped after {} updates and saved; the same command goes on from there", outcome.step);
   } else if (outcome.validation_before && outcome.validation_after) {
     log.info("validation loss {:.4f} before, {:.4f} after ({:+.1f} %)", *outcome.validation_before,

@@ -15,6 +15,7 @@ train=(train "${config[@]}" --training.steps=2 --lr_scheduler.warmup_steps=1 --d
 config_status=2 data_status=3 checkpoint_status=4
 
 # Config.
+: >"$work/empty.toml"
 expect $config_status "nosuch.toml" train "$work/nosuch.toml"
 printf '[training]\nstepz = 3\n' >"$work/typo.toml"
 expect $config_status "stepz" train "$work/typo.toml"
@@ -26,6 +27,16 @@ expect $config_status "tensor_parallel_degree" "${train[@]}" --parallelism.tenso
 printf 'a = [[[' >"$work/broken.toml"
 expect $config_status "broken.toml:1" train "$work/broken.toml"
 expect $config_status "sideways" sideways
+expect $config_status "in one word" "${train[@]}" --training.steps 2
+expect $config_status "training.threads" "${train[@]}" --training.threads=100000
+expect $config_status "selective_ac_option" "${train[@]}" --activation_checkpoint.selective_ac_option=2147483648
+expect $config_status "max_tokens_per_microbatch" "${train[@]}" --training.max_tokens_per_microbatch=9223372036854775807
+expect $config_status "more than 1000 times the" "${train[@]}" --training.global_batch_size=1000000000
+expect $config_status "more than 1000 times the" "${train[@]}" --training.global_batch_size=-1 --training.global_batch_tokens=1000000000
+expect $config_status "checkpoint.resume = require, checkpoint.enable = false" "${train[@]}" --checkpoint.resume=require --checkpoint.enable=false
+expect $config_status "nosuch.jinja" "${train[@]}" --data.chat_template="$work/nosuch.jinja"  # the fixture has no tokenizer
+expect $config_status "lr_scheduler.total_steps = 3, data.epochs = 1 gives" train "${config[@]}" --dump_folder="$work/run" --lr_scheduler.total_steps=3
+expect $config_status "model.path is missing" plan "$work/empty.toml"
 copy odd; sed -i 's/"hidden_act": "silu"/"hidden_act": "relu"/' "$work/odd/config.json"
 expect $config_status "relu" "${train[@]}" --model.path="$work/odd"
 copy family; sed -i 's/"model_type": "qwen3"/"model_type": "gpt2"/' "$work/family/config.json"
@@ -42,7 +53,9 @@ copy layers; sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 3/; s/"layer_
 expect $checkpoint_status "model.layers.2." "${train[@]}" --model.path="$work/layers"
 copy none; rm "$work/none/model.safetensors"
 expect $checkpoint_status "none" "${train[@]}" --model.path="$work/none"
-[ ! -e "$work/run" ] || [ -z "$(ls "$work/run")" ] || fail "a refused run left something: $(ls "$work/run")"
+# Weights are looked at before a long data set is read.
+expect $checkpoint_status "cut/model.safetensors" "${train[@]}" --model.path="$work/cut" --data.path="$work/nosuch.jsonl"
+[ ! -e "$work/run" ] || [ -z "$(ls -A "$work/run")" ] || fail "a refused run left something: $(ls "$work/run")"
 
 # GGUF.
 head -c 1000 /dev/urandom >"$work/noise.gguf"
@@ -73,9 +86,58 @@ expect 0 "no token of the global batch has loss" "${train[@]}" --data.path="$wor
 grep -q '"loss": *0.0' "$work/masked_run/metrics.jsonl" || fail "loss is not 0: $(head -n 1 "$work/masked_run/metrics.jsonl")"
 ! grep -qi nan "$work/masked_run/metrics.jsonl" || fail "NaN in the metrics of an all-masked run"
 
+# Folders that are not this run's: nothing is trained, nothing in them changes.
+copy mine; echo keep >"$work/mine/NOTES.md"; tar -C "$work" -cf "$work/mine.tar" mine
+unchanged() { tar -C "$work" -df "$work/$1.tar" >/dev/null || fail "$1 has changed"; }
+expect $config_status "model.path" "${train[@]}" --model.path="$work/mine" --dump_folder="$work" --checkpoint.export_folder=mine
+expect $config_status "initial_load_path" "${train[@]}" --checkpoint.initial_load_path="$work/x/../mine/" --dump_folder="$work" --checkpoint.export_folder=mine
+expect $config_status "was not written by this run" "${train[@]}" --dump_folder="$work" --checkpoint.export_folder=mine
+unchanged mine
+expect $config_status "export_folder" "${train[@]}" --checkpoint.export_folder=checkpoint
+expect $config_status "without .." "${train[@]}" --checkpoint.folder=../escape
+expect 0 "model written to" "${train[@]}" --dump_folder="$work/again"
+expect 0 "model written to" "${train[@]}" --dump_folder="$work/again" --training.steps=3
+echo keep >"$work/again/hf/notes.txt"; tar -C "$work" -cf "$work/again.tar" again
+expect $config_status "notes.txt" "${train[@]}" --dump_folder="$work/again" --training.steps=5
+unchanged again
+[ ! -e "$work/again/.lock" ] || fail "a run that has ended left its lock"
+
+# Two runs in one folder.
+setsid "$titanium" "${train[@]}" --training.steps=100000 --dump_folder="$work/locked" 2>/dev/null & first=$!
+for _ in $(seq 200); do [ -s "$work/locked/metrics.jsonl" ] && break; sleep 0.05; done
+expect $config_status "another run (process $first)" "${train[@]}" --dump_folder="$work/locked"
+kill -9 $first; wait $first 2>/dev/null || true
+expect 0 "" "${train[@]}" --dump_folder="$work/locked" --checkpoint.enable=false  # the lock went with its owner
+[ "$(wc -l <"$work/locked/metrics.jsonl.1")" -gt 1 ] || fail "the metrics of the run before are lost"
+[ "$(grep -c '"loss"' "$work/locked/metrics.jsonl")" = 2 ] || fail "the metrics hold other runs' steps"
+
+# Weights that an update has made infinite are not saved or exported.
+expect $data_status "infinite or NaN" "${train[@]}" --optimizer.lr=1e308 --training.steps=5 --dump_folder="$work/infinite"
+[ ! -e "$work/infinite/hf" ] && [ ! -e "$work/infinite/checkpoint" ] || fail "infinite weights were written"
+
+# Without standard error the log goes nowhere, not into a file.
+"$titanium" "${train[@]}" --dump_folder="$work/silent" 2>&- || fail "a run without standard error"
+! grep -qv '^{"step"' "$work/silent/metrics.jsonl" || fail "the log is in the metrics: $(head -n 3 "$work/silent/metrics.jsonl")"
+
+# A validation's batches hold what a step's hold, by records or by tokens.
+validation() { grep -o '"validation_loss": *[0-9.]*' "$work/$1/metrics.jsonl" | head -n 1; }
+by_tokens=(--training.global_batch_size=-1 --training.global_batch_tokens=5000)
+expect 0 "" "${train[@]}" --training.steps=1 --dump_folder="$work/all_records"
+expect 0 "" "${train[@]}" --training.steps=1 --dump_folder="$work/one_batch" "${by_tokens[@]}" --validator.steps=1
+[ "$(validation all_records)" = "$(validation one_batch)" ] || fail "one batch of more tokens than there are is not all: $(validation one_batch)"
+expect 0 "" "${train[@]}" --training.steps=1 --dump_folder="$work/small_batch" "${by_tokens[@]/5000/100}" --validator.steps=1
+[ "$(validation all_records)" != "$(validation small_batch)" ] || fail "one batch of 100 tokens is the whole validation set"
+
 # A checkpoint that does not fit.
 "$titanium" "${train[@]}" --dump_folder="$work/first" 2>/dev/null
 expect $config_status "seed" "${train[@]}" --dump_folder="$work/first" --training.seed=43 --training.steps=4
+sed 's/, /,/g' "$work/ids.jsonl" >"$work/dense.jsonl"  # the same records, another validation split
+expect $config_status "data_fingerprint" "${train[@]}" --dump_folder="$work/first" --data.path="$work/dense.jsonl" --training.steps=4
+expect $config_status "past the end" "${train[@]}" --dump_folder="$work/first" --training.steps=1
+cp -r "$work/first" "$work/changed"
+expect 0 "optimizer.lr = 0.002; it was 0.001 when this checkpoint was saved" "${train[@]}" --dump_folder="$work/changed" --optimizer.lr=2e-3 --training.steps=3
+cp -r "$work/first" "$work/damaged"; echo '{' >"$work/damaged/checkpoint/step-2/manifest.json"
+expect $checkpoint_status "does not start anew" "${train[@]}" --dump_folder="$work/damaged" --training.steps=4
 expect 0 "" "${train[@]}" --dump_folder="$work/first" --checkpoint.load_step=2 --training.steps=3
 expect $config_status "also holds step 3" "${train[@]}" --dump_folder="$work/first" --checkpoint.load_step=2 --training.steps=4
 rm -r "$work/first/checkpoint/step-3"

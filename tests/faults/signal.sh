@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# SIGTERM and SIGINT: the step is finished, saved, exit 0 with a word how to resume; the resumed run equals the straight one.
+# SIGTERM, SIGINT and SIGHUP: the step is finished, saved, exit 0 with a word how to resume; the resumed run equals the straight one.
 . "$(dirname "$0")/common.sh"
 run=(train "${config[@]}" --training.steps=400 --checkpoint.interval=1000 --checkpoint.async_mode=async)
-for signal in TERM INT; do
+for signal in TERM INT HUP; do
   dump="$work/$signal"
   setsid "$titanium" "${run[@]}" --dump_folder="$dump" 2>"$work/log" &
   pid=$!
@@ -16,7 +16,21 @@ for signal in TERM INT; do
   grep -q "resumed" "$work/log" || fail "SIG$signal: the second run started anew"
 done
 "$titanium" "${run[@]}" --dump_folder="$work/straight" 2>"$work/log"
-for signal in TERM INT; do
+for signal in TERM INT HUP; do
   [ "$(weights_of "$work/straight")" = "$(weights_of "$work/$signal")" ] || fail "resumed after SIG$signal, other weights"
 done
+# Where nothing is saved the last word does not say otherwise.
+setsid "$titanium" "${run[@]}" --training.steps=100000 --checkpoint.enable=false --dump_folder="$work/unsaved" 2>"$work/log" &
+pid=$!
+for _ in $(seq 100); do [ -s "$work/unsaved/metrics.jsonl" ] && break; sleep 0.1; done
+kill -TERM $pid
+status=0; wait $pid || status=$?
+[ $status = 0 ] || fail "status $status without checkpoints"
+grep -q "they are not saved (checkpoint.enable = false)" "$work/log" || { cat "$work/log"; fail "no word that nothing was saved"; }
+! grep -q "goes on from there" "$work/log" || fail "a run without checkpoints promises to go on"
+# A reader of the log that ends does not end the run.
+set +o pipefail
+{ "$titanium" "${run[@]}" --training.steps=30 --metrics.log_freq=1 --dump_folder="$work/pipe" 2>&1; echo $? >"$work/status"; } | head -n 2 >/dev/null
+set -o pipefail
+[ "$(cat "$work/status")" = 0 ] && [ -e "$work/pipe/hf/model.safetensors" ] || fail "a closed pipe ended the run: $(cat "$work/status")"
 echo ok
