@@ -16,7 +16,7 @@ class TitaniumEngineConfig(EngineConfig):
     with the reason (docs/engine.md lists them).
     """
 
-    wrap_policy: dict[str, Any] = field(default_factory=dict)
+    wrap_policy: dict[str, Any] = field(default_factory=lambda: {"min_num_params": 0})
     reshard_after_forward: str = "default"
     forward_prefetch: bool = False
     use_orig_params: bool = False
