@@ -24,6 +24,12 @@ MaskedTokens tokenize(const Encoder& encoder, const Record& record, const std::s
   input.variables = encoder.template_variables;
   input.bos_token = tokenizer.special_text(tokenizer.special().bos);
   input.eos_token = tokenizer.special_text(tokenizer.special().eos);
+  if (input.tools.is_array() && !input.tools.empty()) {
+    ChatInput without = input;
+    without.tools = nullptr;
+    if (encoder.chat_template->render(input).text == encoder.chat_template->render(without).text)
+      throw BadData("{}: field 'tools': the chat template does not show them", where);
+  }
   ChatMaskPolicy policy = encoder.mask;
   if (record.form == RecordForm::kPromptResponse) policy.last_turn_only = true;
   return tokenize_chat(tokenizer, *encoder.chat_template, input, policy, where);

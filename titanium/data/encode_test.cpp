@@ -50,6 +50,20 @@ const json& conversations() {
   return all;
 }
 
+TEST_F(Encode, ToolsThatTheTemplateDoesNotShowAreRefused) {
+  json record = {
+      {"messages", {{{"role", "user"}, {"content", "a"}}, {{"role", "assistant"}, {"content", "b"}}}}};
+  record["tools"] = json::array();
+  EXPECT_EQ(load(json::array({record})).size(), 1);
+  record["tools"] = {{{"name", "f"}}};
+  try {
+    load(json::array({record}));
+    ADD_FAILURE();
+  } catch (const BadRecord& e) {
+    EXPECT_NE(std::string(e.what()).find("a.jsonl:1: field 'tools'"), std::string::npos) << e.what();
+  }
+}
+
 // Ids and masks of the reference's chats, both policies.
 TEST_F(Encode, ChatsEqualTheReference) {
   json records = json::array();

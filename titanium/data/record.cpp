@@ -102,6 +102,20 @@ std::string content_text(const ChatJson& content, const std::string& name, const
   return text;
 }
 
+// A call without the name of a function would leave no trace in the rendered chat.
+void check_calls(const ChatJson& calls, const std::string& name, const Reader& in) {
+  if (calls.is_null()) return;
+  if (!calls.is_array()) in.fail(fmt::format("field '{}' is {}, not a list", name, calls.type_name()));
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const auto named = [](const ChatJson& object) {
+      return object.is_object() && object.contains("name") && object["name"].is_string();
+    };
+    const ChatJson& call = calls[i];
+    if (!named(call) && !(call.is_object() && call.contains("function") && named(call["function"])))
+      in.fail(fmt::format("field '{}[{}]' names no function", name, i));
+  }
+}
+
 ChatJson messages(ChatJson list, std::string_view field, const Reader& in) {
   if (!list.is_array() || list.empty()) {
     in.fail(fmt::format("field '{}' is not a list with at least one message", field));
@@ -115,6 +129,7 @@ ChatJson messages(ChatJson list, std::string_view field, const Reader& in) {
     if (!message.contains("role") || !message["role"].is_string()) {
       in.fail(fmt::format("field '{}.role' is not a text", name));
     }
+    if (message.contains("tool_calls")) check_calls(message["tool_calls"], name + ".tool_calls", in);
     if (!message.contains("content") || message["content"].is_null()) {
       // An assistant that only calls tools says nothing.
       if (!message.contains("tool_calls") || !message["tool_calls"].is_array()) {
