@@ -56,6 +56,7 @@ int run_main(int argc, char** argv) {
   add_check(app, run);
   add_plan(app, run);
   add_info(app, run);
+  add_serve(app, run);
   const std::vector<const CLI::App*> commands = std::as_const(app).get_subcommands({});
   if (argc > 1 && argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), [&](const CLI::App* c) {
         return c->get_name() == argv[1];

@@ -142,10 +142,9 @@ class Engine:
         """Ends the connection, and with it the server if it is our own.  Twice is once."""
         with self._lock:
             if self._ended is None:
-                try:
+                with contextlib.suppress(ServerDied):
                     self._call("close")
-                except ServerDied:
-                    pass
+                    self._channel.wait_for_end(_END)  # then the server is free for the next client
                 self._ended = "it was closed"
             self._finish()
 
@@ -510,8 +509,9 @@ class WeightStream:
         if reply.body["end"]:
             self.checksum = reply.body["checksum"]
             raise StopIteration
-        self.checksums.update(reply.body["checksums"])
-        return {name: self._engine._arrays(reply.tensors[name]) for name in reply.body["names"]}
+        names, checksums = reply.body["names"], reply.body["checksums"]
+        self.checksums.update((name, checksums[name]) for name in names)
+        return {name: self._engine._arrays(reply.tensors[name]) for name in names}
 
     def tensors(self):
         """(name, array) one by one."""
@@ -522,6 +522,7 @@ class WeightStream:
         """Ends the stream before its end."""
         self._state.dropped = True
         self._engine._close_stream(self._state)
+        self._state.stashed = None
 
     def __del__(self):
         self._state.dropped = True  # the next request closes it
@@ -536,12 +537,9 @@ def _encode_loss_answer(answer, reply):
     metrics = {}
     for name, value in (answer.get("metrics") or {}).items():
         if not isinstance(value, dict):
-            value = {"sum": value, "count": 1, "op": "mean"}
-        metrics[str(name)] = {
-            "sum": json_number(value["sum"]),
-            "count": json_number(value.get("count", 1)),
-            "op": str(value.get("op", "mean")),
-        }
+            value = {"sum": value}
+        numbers = {key: json_number(part) for key, part in {"count": 1, **value}.items() if key != "op"}
+        metrics[str(name)] = {**numbers, "op": str(value.get("op", "mean"))}
     reply.body = {"loss": json_number(answer["loss"]), "metrics": metrics}
     for name, gradient in (answer.get("gradients") or {}).items():
         if name not in STATS:
@@ -570,7 +568,7 @@ def autograd_loss(function):
             return {"loss": float(value), "metrics": metrics}
         value.backward()
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        return {"loss": float(value), "gradients": gradients, "metrics": metrics}
+        return {"loss": float(value.detach()), "gradients": gradients, "metrics": metrics}
 
     return loss
 

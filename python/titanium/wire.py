@@ -183,6 +183,15 @@ class Channel:
             blob += part
         return decode(blob)
 
+    def wait_for_end(self, seconds):
+        """Returns when the other side has closed, or when the time is over."""
+        try:
+            self.socket.settimeout(seconds)
+            while self.socket.recv(4096):
+                pass
+        except OSError:
+            pass
+
     def close(self):
         self.socket.close()
         if self.pidfd is not None:

@@ -53,9 +53,9 @@ void Watch::run() {
   while (why.empty()) {
     if (::poll(polls, kCount, -1) < 0 && errno != EINTR) why = "poll failed";
     if ((polls[kStop].revents & POLLIN) != 0) return;
-    if (polls[kListener].revents != 0) refuse();
     if (polls[kClient].revents != 0 || polls[kPeer].revents != 0) why = "the client is gone";
     if (polls[kSignals].revents != 0) why = "a signal asked the server to end";
+    if (polls[kListener].revents != 0 && why.empty()) refuse();
   }
   connection_.shutdown();
   const auto deadline = std::chrono::steady_clock::now() + options_.grace;

@@ -1,0 +1,23 @@
+// `titanium serve`: a process around one engine.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "titanium/engine/engine.h"
+
+namespace titanium {
+
+struct ServeOptions {
+  int fd = -1;         // a connected socket that was inherited: serve that client, then end
+  std::string listen;  // or an address (listener.h): serve one client after the other
+  // An engine that is there when a client comes: {config, model_type, backend, device}.
+  std::optional<Json> create;
+};
+
+// Returns the exit status: 0 when the client has said close (or, listening, when a signal asked for the end),
+// 5 when the client died, 3 when a spawned server could not understand its client, 70 or 5 after a Bug or a
+// RankLost. A client that dies while the engine computes ends the process within five seconds, from another
+// thread.
+int serve(const ServeOptions& options, const EngineRegistry& registry, Log& log);
+
+}  // namespace titanium
