@@ -75,9 +75,15 @@ void TitanEngine::save_huggingface(const fs::path& folder) const {
     export_hf(*session_->store, config_json(), folder, options);
     return;
   }
+  fs::path partial = folder;
+  partial += ".partial";
+  fs::remove_all(partial, error);
+  check(error, partial, "an interrupted save cannot be removed");
+  export_hf_config(config_json(), partial, from);
   fs::remove_all(folder, error);  // weights of an earlier save are not those of this one
   check(error, folder, "cannot be removed");
-  export_hf_config(config_json(), folder, from);
+  fs::rename(partial, folder, error);
+  check(error, folder, "cannot be put in place");
 }
 
 void TitanEngine::save_checkpoint(const fs::path& local_path, int64_t global_step, int64_t max_ckpt_to_keep) {

@@ -252,8 +252,10 @@ EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const
     StepRequest request;
     request.loss = loss;
     request.forward_only = forward_only;
-    request.wants.entropy = batch.calculate_entropy;
-    request.wants.sum_pi_squared = batch.calculate_sum_pi_squared;
+    if (returns || !loss->weighted_nll()) {  // else nobody would see them, and the head is faster without
+      request.wants.entropy = batch.calculate_entropy;
+      request.wants.sum_pi_squared = batch.calculate_sum_pi_squared;
+    }
     // A value after the last token is a value too.
     request.rows = !returns                     ? HeadRows::kWeighted
                    : head_ == ModelHead::kValue ? HeadRows::kAll
