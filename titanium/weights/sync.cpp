@@ -111,7 +111,7 @@ struct BucketStream::State {
   StreamHeader header;
   std::vector<Source> sources;  // of header.tensors
   std::vector<BucketPlan> plans;
-  uint64_t slot_bytes = 0;
+  uint64_t slot_bytes = 0, large_bytes = 0;  // of the fullest bucket, and of the largest oversize tensor
   bool checksums;
   int threads;
   std::vector<uint64_t> hashes;  // of the tensors that were given out
@@ -120,6 +120,7 @@ struct BucketStream::State {
   std::condition_variable changed;
   std::optional<Filled> ready, held;  // filled and not asked for yet; with the consumer
   std::vector<at::Tensor> spare;      // memory for buckets
+  at::Tensor large;                   // for an oversize one: never are two alive
   std::exception_ptr error;
   bool stop = false;
 
@@ -147,7 +148,8 @@ BucketStream::State::State(ParamStore& store, const SyncOptions& options)
   }
   plans = plan_buckets(header.tensors, options.bucket_bytes);
   for (const BucketPlan& plan : plans) {
-    if (!plan.oversize) slot_bytes = std::max(slot_bytes, plan.bytes);
+    uint64_t& most = plan.oversize ? large_bytes : slot_bytes;
+    most = std::max(most, plan.bytes);
   }
   header.buckets = static_cast<int64_t>(plans.size());
   header.version = store.stream_version(options.version);
@@ -174,6 +176,7 @@ void BucketStream::State::close() {
   held.reset();
   ready.reset();
   spare.clear();
+  large.reset();
   hold.reset();
 }
 
@@ -189,13 +192,15 @@ void BucketStream::State::run() {
         // Never two oversize tensors at once: they would be more than the memory that is promised.
         changed.wait(lock, [&] { return stop || (!ready && !(plan.oversize && held && held->oversize)); });
         if (stop) return;
-        if (!plan.oversize && !spare.empty()) {
+        if (plan.oversize) {
+          filled.buffer = std::move(large);
+        } else if (!spare.empty()) {
           filled.buffer = std::move(spare.back());
           spare.pop_back();
         }
       }
       if (!filled.buffer.defined()) {
-        filled.buffer = zero_pages(static_cast<int64_t>(plan.oversize ? plan.bytes : slot_bytes), at::kByte);
+        filled.buffer = zero_pages(static_cast<int64_t>(plan.oversize ? large_bytes : slot_bytes), at::kByte);
       }
       fill(plan, filled, crew);
       {
@@ -268,8 +273,12 @@ std::optional<Bucket> BucketStream::next() {
   State& s = *state_;
   std::unique_lock lock(s.mutex);
   if (s.held) {
-    if (!s.held->oversize) s.spare.push_back(std::move(s.held->buffer));
-    s.held.reset();  // an oversize one is gone before the thread may make the next
+    if (s.held->oversize) {
+      s.large = std::move(s.held->buffer);
+    } else {
+      s.spare.push_back(std::move(s.held->buffer));
+    }
+    s.held.reset();
     s.changed.notify_all();
   }
   if (s.taken == s.plans.size()) {
