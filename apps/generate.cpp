@@ -44,7 +44,10 @@ int run_generate(const Flags& flags) {
   Session session = open_session(flags.folder, command_config(flags.dtype, {}), log);
   sampling.stop_ids = text.tokenizer->special().stop;
   std::vector<std::vector<int64_t>> prompts;
-  for (const std::string& prompt : flags.prompts) prompts.push_back(encode_prompt(flags, text, prompt));
+  for (const std::string& prompt : flags.prompts) {
+    prompts.push_back(encode_prompt(flags, text, prompt));
+    if (prompts.back().empty()) throw BadConfig("--prompt '{}': has no token", prompt);
+  }
 
   const int64_t positions = session.spec.config.max_position_embeddings;
   for (size_t i = 0; i < prompts.size(); ++i) {

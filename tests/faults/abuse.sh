@@ -38,6 +38,8 @@ expect $config_status "run.toml: is not a regular file" "$titanium" train "$work
 expect $config_status "dir" "$titanium" score "" "$work/ids.jsonl"
 expect $config_status "--output" "$titanium" score "$models/qwen3_tied" "$work/ids.jsonl" -o ""
 
+expect $config_status "--prompt ''" "$titanium" generate "$model" -p ""
+
 # Numbers that fit 64 bits but no machine.
 huge=9223372036854775807
 for key in training.threads training.global_batch_size training.max_tokens_per_microbatch training.seq_len data.epochs; do

@@ -4,6 +4,7 @@
 #include <toml++/toml.h>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 
 #include "titanium/base/error.h"
@@ -228,9 +229,8 @@ class FileReader {
 
 // --- overrides ---
 
-template <typename T>
-std::optional<FieldValue> parse_number(std::string_view text) {
-  T value{};
+std::optional<FieldValue> parse_integer(std::string_view text) {
+  int64_t value{};
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
   if (result.ec != std::errc() || result.ptr != text.data() + text.size()) return std::nullopt;
   return value;
@@ -266,8 +266,15 @@ struct FromText {
     if (text == "false") return false;
     return std::nullopt;
   }
-  std::optional<FieldValue> operator()(const int64_t*) const { return parse_number<int64_t>(text); }
-  std::optional<FieldValue> operator()(const double*) const { return parse_number<double>(text); }
+  std::optional<FieldValue> operator()(const int64_t*) const { return parse_integer(text); }
+  std::optional<FieldValue> operator()(const double*) const {
+    double value{};
+    const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (result.ptr != text.data() + text.size()) return std::nullopt;
+    // Too large or too small to be told apart from infinity or 0, which have words of their own.
+    if (result.ec == std::errc::result_out_of_range) return std::strtod(std::string(text).c_str(), nullptr);
+    return result.ec == std::errc() ? std::optional<FieldValue>(value) : std::nullopt;
+  }
   std::optional<FieldValue> operator()(const std::string*) const { return std::string(text); }
   std::optional<FieldValue> operator()(const std::vector<std::string>*) const { return parse_list(text); }
   std::optional<FieldValue> operator()(const Dtype*) const {

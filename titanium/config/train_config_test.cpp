@@ -285,6 +285,10 @@ TEST(TrainConfig, OverridesWinAndAreStrict) {
   EXPECT_EQ(parse("", {R"(--data.path=["a,b", "c"])"}).data.path, (Strings{"a,b", "c"}));
   EXPECT_TRUE(parse("", {"--data.path="}).data.path.empty());
 
+  EXPECT_EQ(message_of("", {"--optimizer.lr=1e400"}),
+            "--optimizer.lr: [optimizer] lr = \"1e400\": allowed: a finite number");
+  EXPECT_EQ(message_of("", {"--optimizer.lr=1e-400"}),
+            "--optimizer.lr: [optimizer] lr = \"1e-400\": allowed: a number > 0");
   EXPECT_EQ(message_of("", {"--training.steps=5x"}),
             "--training.steps: [training] steps = \"5x\": allowed: -1, or an integer from 1 to 1000000000");
   for (const char* bad :
