@@ -48,10 +48,13 @@ void check(const HfTensors& tensors, const TensorView& view, const Weight& weigh
   }
 }
 
-// The tensor of the files that fills a weight.
-const TensorView& source_of(const HfTensors& tensors, const Weight& weight, const ParamStore& store,
+// The tensor of the files that fills a weight; null where there is none and need not be.
+const TensorView* source_of(const HfTensors& tensors, const Weight& weight, const ParamStore& store,
                             const HfLoadOptions& options, std::set<std::string>& used) {
   const TensorView* own = tensors.find(weight.name());
+  for (const auto& [name, of] : options.other_names) {
+    if (own == nullptr && of == weight.name()) own = tensors.find(name);
+  }
   const std::string* alias = alias_of(weight, store, options);
   const TensorView* other = alias != nullptr ? tensors.find(*alias) : nullptr;
   for (const TensorView* view : {own, other}) {
@@ -60,6 +63,8 @@ const TensorView& source_of(const HfTensors& tensors, const Weight& weight, cons
     used.insert(view->name);
   }
   if (own == nullptr && other == nullptr) {
+    if (std::find(options.optional.begin(), options.optional.end(), weight.name()) != options.optional.end())
+      return nullptr;
     throw BadCheckpoint("{}: tensor '{}'{} is missing; the model's config.json wants it with shape [{}]",
                         first_file(tensors), weight.name(), alias ? fmt::format(" (or '{}')", *alias) : "",
                         fmt::join(weight.shape(), ", "));
@@ -70,7 +75,7 @@ const TensorView& source_of(const HfTensors& tensors, const Weight& weight, cons
         "{}: '{}' and '{}' are one weight (tie_word_embeddings), but the files hold two that differ",
         file_of(tensors, *other), own->name, other->name);
   }
-  return own != nullptr ? *own : *other;
+  return own != nullptr ? own : other;
 }
 
 }  // namespace
@@ -82,9 +87,13 @@ HfLoadReport load_hf(const HfTensors& tensors, ParamStore& store, const HfLoadOp
   std::set<Dtype> stored;
   std::vector<std::pair<const Weight*, const TensorView*>> sources;
   for (const auto& weight : store.table().weights()) {
-    const TensorView& view = source_of(tensors, *weight, store, options, used);
-    sources.emplace_back(weight.get(), &view);
-    stored.insert(view.dtype);
+    const TensorView* view = source_of(tensors, *weight, store, options, used);
+    sources.emplace_back(weight.get(), view);
+    if (view == nullptr) {
+      report.missing.push_back(weight->name());
+    } else {
+      stored.insert(view->dtype);
+    }
   }
   for (const std::string& tensor : tensors.names()) {
     if (used.count(tensor)) continue;
@@ -113,6 +122,7 @@ HfLoadReport load_hf(const HfTensors& tensors, ParamStore& store, const HfLoadOp
     const TensorView* view = std::find_if(sources.begin(), sources.end(), [&](const auto& s) {
                                return s.first == slice.weight;
                              })->second;
+    if (view == nullptr) continue;
     const at::Tensor target = slice.of(slice.unit->shard());
     const Dtype master = to_dtype(target.scalar_type());
     auto* to = static_cast<std::byte*>(target.data_ptr());

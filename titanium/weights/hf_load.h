@@ -18,12 +18,17 @@ struct HfLoadOptions {
       {"lm_head.weight", "model.embed_tokens.weight"}};
   // Tensors that old checkpoints carry and no model reads: ignored, and reported.
   std::vector<std::string> ignored_endings = {"rotary_emb.inv_freq"};
+  // Weights that the files may lack: their masters stay as they are, and they are reported as missing.
+  std::vector<std::string> optional = {};
+  // {name in the files, weight}: other names of a weight, used where its own is not there.
+  std::vector<std::pair<std::string, std::string>> other_names = {};
 };
 
 struct HfLoadReport {
   int64_t tensors = 0;               // weights read
   uint64_t bytes = 0;                // read from the files, by this rank
   std::vector<std::string> ignored;  // tensors of the files that were not used, by name
+  std::vector<std::string> missing;  // weights that stayed as they were (HfLoadOptions::optional)
   std::vector<Dtype> stored;         // the dtypes of the weights in the files, each once
 };
 
