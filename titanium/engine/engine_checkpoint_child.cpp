@@ -1,5 +1,7 @@
 // A process for engine_checkpoint_test.cpp to kill: trains and saves FOLDER/global_step_1, _2, ... of MODEL,
 // keeping two, and prints each number when its save has returned.
+#include <ATen/Parallel.h>
+
 #include <cstdio>
 
 #include "titanium/engine/engine.h"
@@ -9,6 +11,7 @@ using namespace titanium;
 
 int main(int, char** arguments) try {
   const std::filesystem::path folder = arguments[1];
+  at::set_num_threads(1);
   LogOptions quiet;
   quiet.level = LogLevel::kWarning;
   Log log(quiet);
