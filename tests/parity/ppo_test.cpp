@@ -61,8 +61,11 @@ class PpoOnSmolLm2 : public testing::Test {
           {"clip_grad", data_["clip_grad"]},
           {"lr_scheduler_type", "constant"},
           {"total_training_steps", 3}}}};
+    LogOptions quiet;
+    quiet.level = LogLevel::kOff;
+    Log log(quiet);
     const auto engine =
-        EngineRegistry::create("language_model", "titanium", "cpu", EngineConfig::from_json(config));
+        EngineRegistry().create("language_model", "titanium", "cpu", EngineConfig::from_json(config), log);
     engine->initialize();
     PolicyLossConfig settings;
     settings.clip_ratio = data_["clip_ratio"];
