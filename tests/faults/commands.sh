@@ -77,7 +77,7 @@ printf '{"messages": [{"role": "user", "content": "Say %s"}, {"role": "assistant
 ok train --model.path="$work/text" --data.path="$work/chats.jsonl" --data.chat_template="$work/mine.jinja" --dump_folder="$work/run" --training.steps=1 \
   --training.global_batch_size=4 --checkpoint.initial_load_in_hf=false --checkpoint.enable=false --training.threads=1 --checkpoint.export_dtype=float32 \
   --training.mixed_precision_param=float32
-says "$work/err" "weights are random" "validation" "model written to" 2>/dev/null || says "$work/err" "weights are random" "model written to"
+says "$work/err" "weights are random" "model written to"
 cmp "$work/run/hf/chat_template.jinja" "$work/mine.jinja" || fail "the exported template is not the one that was used"
 ok info "$work/run/hf"
 says "$work/out" "tokenizer   49152 tokens, chat template present"
