@@ -27,7 +27,7 @@ def train(folder, name, *overrides, engine_device=None):
     """Runs the trainer; {step: metrics}.  engine_device: which registration of the engine verl takes."""
     log = os.path.join(folder, f"{name}.jsonl")
     environment = {
-        **os.environ,
+        **{key: value for key, value in os.environ.items() if not key.startswith("VERL_")},
         "VERL_USE_EXTERNAL_MODULES": "titanium.verl",
         "VERL_USE_EXTERNAL_PLUGINS": "none",
         "TITANIUM_VERL_CPU": "1",

@@ -27,6 +27,7 @@ import transformers
 import verl  # noqa: F401  loads titanium.verl
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
+from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.config import (
     ActorConfig,
     CriticConfig,
@@ -142,6 +143,7 @@ class Workers(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = temporary.name
+        initialize_global_process_group_ray()  # a no-op from the second time on
         tiny.make(cls.folder, cls.arch, value_head=cls.model_type == "value_model")
 
     def pair(self, **engine):
@@ -344,6 +346,10 @@ class LanguageModel(Workers):
             with self.assertRaisesRegex(titanium.BadConfig, words):
                 config = TitaniumEngineConfig(**{"dtype": "float32", **settings})
                 engine_of(path, config)
+        # Two workers with an engine each would train two models.
+        with mock.patch("torch.distributed.get_world_size", return_value=2):
+            with self.assertRaisesRegex(titanium.BadConfig, "2 ranks.*engine of 1"):
+                engine_of(path, TitaniumEngineConfig(dtype="float32"))
 
 
 class TiedLanguageModel(Workers):
