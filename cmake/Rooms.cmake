@@ -62,7 +62,7 @@ function(titanium_room_test room)
   endif()
   add_test(NAME ${name} COMMAND test_${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} LABELS "${room};${ARG_LABELS}"
-    ENVIRONMENT OMP_WAIT_POLICY=passive)  # as the command sets it (base/openmp.h)
+    ENVIRONMENT GOMP_SPINCOUNT=10000)  # as the command sets it (base/openmp.h)
 endfunction()
 
 function(titanium_fuzzer name source)

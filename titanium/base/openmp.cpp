@@ -8,7 +8,7 @@ namespace titanium {
 
 void let_idle_threads_sleep(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-  setenv("OMP_WAIT_POLICY", "passive", 1);
+  setenv("GOMP_SPINCOUNT", "10000", 1);
   execv("/proc/self/exe", argv);
 }
 
