@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "bench/timing.h"
 #include "titanium/optim/optimizer.h"
 #include "titanium/weights/checkpoint.h"
 
@@ -17,17 +18,6 @@ using namespace titanium;
 namespace fs = std::filesystem;
 
 namespace {
-
-double seconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 void run(const std::string& command) {
   if (std::system(command.c_str()) != 0) throw std::runtime_error(command + ": failed");

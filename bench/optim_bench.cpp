@@ -9,23 +9,13 @@
 #include <chrono>
 #include <functional>
 
+#include "bench/timing.h"
 #include "titanium/optim/clip.h"
 #include "titanium/optim/optimizer.h"
 
 using namespace titanium;
 
 namespace {
-
-double seconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 void report(const std::string& name, double ours, double peer, double bytes) {
   fmt::print("{} ours {:.1f} ms ({:.1f} GB/s) peer {:.1f} ms ({:.1f} GB/s)\n", name, ours * 1e3,

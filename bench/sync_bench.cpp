@@ -16,23 +16,13 @@
 #include <functional>
 #include <thread>
 
+#include "bench/timing.h"
 #include "titanium/weights/hf_load.h"
 #include "titanium/weights/sync.h"
 
 using namespace titanium;
 
 namespace {
-
-double seconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // By `threads` at once, each a part of it.
 void copy(std::byte* to, const std::byte* from, size_t bytes, int threads) {

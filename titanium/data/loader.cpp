@@ -87,10 +87,11 @@ Loader::Loader(Source source, int64_t position, int ahead)
 
 std::unique_ptr<Loader::Shared> Loader::start(Maker maker, int64_t position, int ahead) {
   auto shared = std::make_unique<Shared>();
-  shared->worker = std::jthread([shared = shared.get(), maker = std::move(maker), position,
-                                 ahead = static_cast<size_t>(std::max(1, ahead))](std::stop_token stop) {
-    shared->run(stop, maker, position, ahead);
-  });
+  shared->worker =
+      std::jthread([shared = shared.get(), maker = std::move(maker), position,
+                    ahead = static_cast<size_t>(std::max(1, ahead))](const std::stop_token& stop) {
+        shared->run(stop, maker, position, ahead);
+      });
   return shared;
 }
 

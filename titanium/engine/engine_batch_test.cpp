@@ -23,16 +23,6 @@ MicroBatching given(Groups groups) {
   return micro;
 }
 
-template <typename E, typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "no exception of the kind";
-}
-
 double difference(const at::Tensor& a, const at::Tensor& b) {
   return a.numel() == 0 ? 0 : (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }

@@ -17,16 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-template <typename E, typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "no exception of the kind";
-}
-
 EngineBatch some() {
   return test_batch(test_samples({6, 9, 4, 11}));
 }

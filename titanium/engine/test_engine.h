@@ -19,6 +19,16 @@ inline std::string model_folder(const std::string& name) {
   return fmt::format("{}/tests/data/models/{}", TITANIUM_SOURCE_DIR, name);
 }
 
+template <typename E, typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "no exception of the kind";
+}
+
 // A folder that is removed with the object.
 struct TestFolder {
   TestFolder() {

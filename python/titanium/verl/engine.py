@@ -168,7 +168,7 @@ class TitaniumEngine(BaseEngine):
     def _losses_of(self, loss, rows, micro_batches, statistics):
         """Loss and metrics by micro-batch of a pass without gradients: nothing to ask the engine for."""
         if loss is None:
-            return [{"loss": 1.0, "metrics": {}} for _ in rows]  # verl's placeholder
+            return [{"loss": 1.0, "metrics": {}} for _ in rows]  # what verl reports of a pass without a loss
         with torch.no_grad():
             for number, group in enumerate(rows):
                 like = micro_batches[number]["input_ids"]
