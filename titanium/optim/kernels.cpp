@@ -60,8 +60,15 @@ using Real = std::conditional_t<(std::is_same_v<T, double> || ...), double, floa
 constexpr int64_t kBlock =
     1024;  // elements: the gradients of a block are zeroed while they are in the first cache
 
+template <typename P>
+INLINE void write_cast(void* cast, const P* __restrict param, int64_t at, int64_t count) {
+  if (cast == nullptr) return;
+  BF16* __restrict to = static_cast<BF16*>(cast) + at;
+  for (int64_t i = 0; i < count; ++i) store(to[i], load(param[i]));
+}
+
 template <typename P, typename G, typename S>
-INLINE void adamw(void* param, void* grad, void* exp_avg, void* exp_avg_sq, int64_t n,
+INLINE void adamw(void* param, void* grad, void* exp_avg, void* exp_avg_sq, void* cast, int64_t n,
                   const AdamWCoefficients& c, bool zero_grad) {
   using R = Real<P, G, S>;
   const R clip = static_cast<R>(c.clip), keep = static_cast<R>(c.keep), eps = static_cast<R>(c.eps);
@@ -83,12 +90,14 @@ INLINE void adamw(void* param, void* grad, void* exp_avg, void* exp_avg_sq, int6
       store(m[i], mean);
       store(v[i], square);
     }
+    write_cast(cast, p, at, count);
     if (zero_grad) std::memset(g, 0, static_cast<size_t>(count) * sizeof(G));
   }
 }
 
 template <typename P, typename G, typename S>
-INLINE void sgd(void* param, void* grad, void* buffer, int64_t n, const SgdCoefficients& c, bool zero_grad) {
+INLINE void sgd(void* param, void* grad, void* buffer, void* cast, int64_t n, const SgdCoefficients& c,
+                bool zero_grad) {
   using R = Real<P, G, S>;
   const R clip = static_cast<R>(c.clip), lr = static_cast<R>(c.lr);
   const R decay = static_cast<R>(c.weight_decay), momentum = static_cast<R>(c.momentum);
@@ -111,6 +120,7 @@ INLINE void sgd(void* param, void* grad, void* buffer, int64_t n, const SgdCoeff
         store(p[i], value - lr * (static_cast<R>(load(g[i])) * clip + decay * value));
       }
     }
+    write_cast(cast, p, at, count);
     if (zero_grad) std::memset(g, 0, static_cast<size_t>(count) * sizeof(G));
   }
 }
@@ -175,13 +185,14 @@ INLINE double squares(const T* x, int64_t n) {
 // clang-format on
 
 namespace optim_kernels {
-#define DEFINE(name, P, G, S)                                                                         \
-  CLONES void adamw_##name(void* p, void* g, void* m, void* v, int64_t n, const AdamWCoefficients& c, \
-                           bool zero) {                                                               \
-    adamw<P, G, S>(p, g, m, v, n, c, zero);                                                           \
-  }                                                                                                   \
-  CLONES void sgd_##name(void* p, void* g, void* b, int64_t n, const SgdCoefficients& c, bool zero) { \
-    sgd<P, G, S>(p, g, b, n, c, zero);                                                                \
+#define DEFINE(name, P, G, S)                                                                        \
+  CLONES void adamw_##name(void* p, void* g, void* m, void* v, void* cast, int64_t n,                \
+                           const AdamWCoefficients& c, bool zero) {                                  \
+    adamw<P, G, S>(p, g, m, v, cast, n, c, zero);                                                    \
+  }                                                                                                  \
+  CLONES void sgd_##name(void* p, void* g, void* b, void* cast, int64_t n, const SgdCoefficients& c, \
+                         bool zero) {                                                                \
+    sgd<P, G, S>(p, g, b, cast, n, c, zero);                                                         \
   }
 FOR_EACH_KERNEL(DEFINE)
 CLONES double squares_f32(const float* x, int64_t n) {

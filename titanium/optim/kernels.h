@@ -16,17 +16,18 @@ struct AdamWCoefficients {
   double eps;
 };
 
-// Element i of every array, i < n.  Arithmetic in fp32, or in fp64 where any of the three is fp64.
-using AdamWKernel = void (*)(void* param, void* grad, void* exp_avg, void* exp_avg_sq, int64_t n,
+// Element i of every array, i < n.  Arithmetic in fp32, or in fp64 where any of the three is fp64.  `cast`,
+// where it is not null, gets the new param in bf16 while that is in the first cache (nearest, ties to even).
+using AdamWKernel = void (*)(void* param, void* grad, void* exp_avg, void* exp_avg_sq, void* cast, int64_t n,
                              const AdamWCoefficients& c, bool zero_grad);
 AdamWKernel adamw_kernel(Element param, Element grad, Element state);  // null: no such combination
 
 struct SgdCoefficients {
   double clip, lr, weight_decay, momentum;
 };
-// buffer may be null when momentum is 0.
-using SgdKernel = void (*)(void* param, void* grad, void* buffer, int64_t n, const SgdCoefficients& c,
-                           bool zero_grad);
+// buffer may be null when momentum is 0; cast as above.
+using SgdKernel = void (*)(void* param, void* grad, void* buffer, void* cast, int64_t n,
+                           const SgdCoefficients& c, bool zero_grad);
 SgdKernel sgd_kernel(Element param, Element grad, Element state);
 
 // The sum of squares in fp64, in an order that depends on n alone.

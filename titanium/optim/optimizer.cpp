@@ -27,14 +27,23 @@ Element element(at::ScalarType dtype) {
   }
 }
 
-// A flat tensor as bytes from element i on.
+// A flat tensor as bytes from element i on; null for an undefined one.
 struct Flat {
-  explicit Flat(const at::Tensor& tensor)
-      : data(static_cast<char*>(tensor.data_ptr())), width(static_cast<int64_t>(tensor.element_size())) {}
-  void* at(int64_t i) const { return data + i * width; }
-  char* data;
-  int64_t width;
+  explicit Flat(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    data = static_cast<char*>(tensor.data_ptr());
+    width = static_cast<int64_t>(tensor.element_size());
+  }
+  void* at(int64_t i) const { return data == nullptr ? nullptr : data + i * width; }
+  char* data = nullptr;
+  int64_t width = 0;
 };
+
+// Where the update also leaves the new masters in bf16 for the next forward and for weight sync, so that
+// neither has to read them again.
+at::Tensor cast_of(const Unit& unit) {
+  return unit.dtypes().compute == at::kBFloat16 ? unit.cast_to_write() : at::Tensor();
+}
 
 void check(bool ok, const char* key, double value, const char* allowed) {
   if (!ok) throw BadConfig("[optimizer] {} = {}: allowed: {}", key, value, allowed);
@@ -67,7 +76,8 @@ void Optimizer::set_options(const OptimizerOptions& options) {
   if (options.name != options_.name || options.state_dtype != options_.state_dtype ||
       (options.momentum != 0) != (options_.momentum != 0)) {
     throw BadConfig(
-        "[optimizer] name, state_dtype and whether there is momentum are kept for the whole run, as the state "
+        "[optimizer] name, state_dtype and whether there is momentum are kept for the whole run, as the "
+        "state "
         "is theirs: {}, {}, {}",
         options_.name, c10::toString(options_.state_dtype), options_.momentum);
   }
@@ -87,8 +97,9 @@ void Optimizer::step(const UpdateOptions& update) {
     if (!unit->trainable() || !unit->has_grad()) continue;
     store_.before_write(*unit);
     for (const std::string& name : state_names()) make_state(*unit, name);
-    this->update(*unit, ranges_of(*unit), update);
-    unit->written();
+    const at::Tensor cast = cast_of(*unit);
+    this->update(*unit, cast, ranges_of(*unit), update);
+    unit->written(/*cast_too=*/cast.defined());
   }
 }
 
@@ -145,10 +156,11 @@ const std::vector<Optimizer::Range>& Optimizer::ranges_of(const Unit& unit) {
   return ranges;
 }
 
-void AdamW::update(Unit& unit, const std::vector<Range>& ranges, const UpdateOptions& update) {
+void AdamW::update(Unit& unit, const at::Tensor& cast, const std::vector<Range>& ranges,
+                   const UpdateOptions& update) {
   const at::Tensor grads = unit.grad_shard();
   const at::Tensor exp_avg = state(unit, "exp_avg"), exp_avg_sq = state(unit, "exp_avg_sq");
-  const Flat p(unit.shard()), g(grads), m(exp_avg), v(exp_avg_sq);
+  const Flat p(unit.shard()), g(grads), m(exp_avg), v(exp_avg_sq), bf16(cast);
   const AdamWKernel kernel = adamw_kernel(element(unit.shard().scalar_type()), element(grads.scalar_type()),
                                           element(exp_avg.scalar_type()));
   if (kernel == nullptr)
@@ -163,15 +175,16 @@ void AdamW::update(Unit& unit, const std::vector<Range>& ranges, const UpdateOpt
   for (const Range& range : ranges) {
     c.keep = 1 - update.lr * range.weight_decay;
     at::parallel_for(range.begin, range.end, kGrain, [&](int64_t from, int64_t to) {
-      kernel(p.at(from), g.at(from), m.at(from), v.at(from), to - from, c, update.zero_grad);
+      kernel(p.at(from), g.at(from), m.at(from), v.at(from), bf16.at(from), to - from, c, update.zero_grad);
     });
   }
 }
 
-void SGD::update(Unit& unit, const std::vector<Range>& ranges, const UpdateOptions& update) {
+void SGD::update(Unit& unit, const at::Tensor& cast, const std::vector<Range>& ranges,
+                 const UpdateOptions& update) {
   const at::Tensor grads = unit.grad_shard();
   const at::Tensor buffer = state(unit, "momentum_buffer");  // undefined without momentum
-  const Flat p(unit.shard()), g(grads), b(buffer.defined() ? buffer : unit.shard());
+  const Flat p(unit.shard()), g(grads), b(buffer), bf16(cast);
   const SgdKernel kernel = sgd_kernel(element(unit.shard().scalar_type()), element(grads.scalar_type()),
                                       element(state_dtype(unit)));
   if (kernel == nullptr)
@@ -180,7 +193,7 @@ void SGD::update(Unit& unit, const std::vector<Range>& ranges, const UpdateOptio
   for (const Range& range : ranges) {
     c.weight_decay = range.weight_decay;
     at::parallel_for(range.begin, range.end, kGrain, [&](int64_t from, int64_t to) {
-      kernel(p.at(from), g.at(from), buffer.defined() ? b.at(from) : nullptr, to - from, c, update.zero_grad);
+      kernel(p.at(from), g.at(from), b.at(from), bf16.at(from), to - from, c, update.zero_grad);
     });
   }
 }

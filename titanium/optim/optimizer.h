@@ -69,7 +69,9 @@ class Optimizer {
     int64_t begin, end;
     double weight_decay;
   };
-  virtual void update(Unit& unit, const std::vector<Range>& ranges, const UpdateOptions& update) = 0;
+  // `cast`, where it is defined, gets the new masters in bf16 as well.
+  virtual void update(Unit& unit, const at::Tensor& cast, const std::vector<Range>& ranges,
+                      const UpdateOptions& update) = 0;
 
  private:
   const std::vector<Range>& ranges_of(const Unit& unit);
@@ -95,7 +97,8 @@ class AdamW final : public Optimizer {
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
 
  protected:
-  void update(Unit& unit, const std::vector<Range>& ranges, const UpdateOptions& update) override;
+  void update(Unit& unit, const at::Tensor& cast, const std::vector<Range>& ranges,
+              const UpdateOptions& update) override;
 };
 
 // As torch.optim.SGD (dampening 0, no Nesterov): g = clip grad + wd p;  buf = momentum buf + g;  p -= lr buf.
@@ -109,7 +112,8 @@ class SGD final : public Optimizer {
   }
 
  protected:
-  void update(Unit& unit, const std::vector<Range>& ranges, const UpdateOptions& update) override;
+  void update(Unit& unit, const at::Tensor& cast, const std::vector<Range>& ranges,
+              const UpdateOptions& update) override;
 };
 
 // BadConfig lists the names that are known.

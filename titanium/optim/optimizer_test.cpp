@@ -265,6 +265,33 @@ TEST(Optimizer, AnnouncesItsWritesAndStalesTheCast) {
   EXPECT_NEAR(toy.store->weight("b").value()[0].item<double>(), -0.5, 1e-3);
 }
 
+// The cast that the update leaves is the one that unshard would make, in every place of it.
+TEST(Optimizer, LeavesTheCastOfTheNewMasters) {
+  for (const char* name : {"AdamW", "SGD"}) {
+    for (const double momentum : {0.0, 0.9}) {
+      Wide wide({at::kFloat, at::kBFloat16, at::kFloat},
+                {.name = name, .momentum = momentum, .decay_norms_and_biases = false}, /*split=*/true);
+      const auto step = [&](uint64_t i) {
+        wide.fill_grad(i);
+        wide.optimizer->step({.lr = 0.01, .clip = 0.7});
+      };
+      step(1);
+      EXPECT_FALSE(wide.store->unit(0).current().defined());  // no memory for it yet, so it is not made
+      for (const auto& unit : wide.store->units()) unit->unshard();
+      step(2);
+      for (const auto& unit : wide.store->units()) {
+        ASSERT_TRUE(unit->current().defined());
+        EXPECT_TRUE(at::equal(unit->current(), unit->shard().to(at::kBFloat16)));
+      }
+      wide.store->unit(0).reshard(/*keep_memory=*/false);
+      step(3);
+      EXPECT_FALSE(wide.store->unit(0).current().defined());
+      wide.store->unit(0).unshard();
+      EXPECT_TRUE(at::equal(wide.store->unit(0).current(), wide.store->unit(0).shard().to(at::kBFloat16)));
+    }
+  }
+}
+
 TEST(SGD, FollowsTorchWithMomentumAndCoupledDecay) {
   for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     for (double momentum : {0.0, 0.9}) {

@@ -49,6 +49,16 @@ void Unit::reshard(bool keep_memory) {
   fresh_ = false;
 }
 
+at::Tensor Unit::cast_to_write() const {
+  const bool alone = group_.size() == 1 && dtypes_.param != dtypes_.compute;
+  return alone ? compute_ : at::Tensor();
+}
+
+at::Tensor Unit::current() const {
+  if (dtypes_.param == dtypes_.compute && group_.size() == 1) return shard_;
+  return fresh_ ? compute_ : at::Tensor();
+}
+
 at::Tensor Unit::view(int64_t offset, const std::vector<int64_t>& shape) const {
   if (!gathered_) throw Bug("unit '{}' is used while it is not gathered", name_);
   std::vector<int64_t> strides(shape.size(), 1);

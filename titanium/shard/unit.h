@@ -47,7 +47,13 @@ class Unit {
   void release_grad();  // gives the memory back
   void reduce();        // sums gradients over the group into this rank's part
 
-  void written() { fresh_ = false; }  // the masters changed: the cast is stale
+  // The masters changed, so the cast is stale; unless the writer made it anew in the same pass.
+  void written(bool cast_too = false) { fresh_ = cast_too; }
+  // The cast of this rank's part, flat, for such a writer; undefined where unshard does more than to cast
+  // (other ranks), makes no cast, or has no memory for it now.
+  at::Tensor cast_to_write() const;
+  // What blocks see, flat [numel], where that is there and current without a gather; undefined elsewhere.
+  at::Tensor current() const;
 
   // A weight gradient, now or later (zero-bubble schedules run the queue as an action of its own).
   void run_or_queue(std::function<void()> work);

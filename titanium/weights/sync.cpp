@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -29,10 +30,11 @@ constexpr uint64_t kPiece = 64 * kHashLeaf;  // bytes of output that a thread ma
 struct Source {
   const Weight* weight;
   std::vector<Slice> own;
+  at::Tensor ready;  // [numel] in the dtype of the stream, where this process has it; undefined elsewhere
 };
 
 struct BucketPlan {
-  size_t first = 0, end = 0;      // tensors of the stream
+  std::vector<size_t> tensors;    // of the stream
   std::vector<uint64_t> offsets;  // of those
   uint64_t bytes = 0;
   bool oversize = false;  // one tensor that is larger than a bucket
@@ -72,30 +74,40 @@ void check(const ParamStore& store, const SyncOptions& options) {
   }
 }
 
-// Greedy, in order.
-std::vector<BucketPlan> plan_buckets(const std::vector<TensorSpec>& tensors, uint64_t bucket_bytes) {
+// Greedy, in order, of the tensors that `wanted` says.
+std::vector<BucketPlan> plan_buckets(const std::vector<TensorSpec>& tensors, uint64_t bucket_bytes,
+                                     const std::function<bool(size_t)>& wanted) {
   std::vector<BucketPlan> plans;
   for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!wanted(i)) continue;
     const uint64_t bytes = tensors[i].nbytes();
     if (plans.empty() || plans.back().oversize || bytes > bucket_bytes ||
         plans.back().bytes + bytes > bucket_bytes) {
-      plans.push_back({i, i, {}, 0, bytes > bucket_bytes});
+      plans.emplace_back().oversize = bytes > bucket_bytes;
     }
-    ++plans.back().end;
+    plans.back().tensors.push_back(i);
     plans.back().bytes += bytes;
   }
   for (BucketPlan& plan : plans) {
-    plan.offsets.resize(plan.end - plan.first);
+    plan.offsets.resize(plan.tensors.size());
     uint64_t at = 0;
     for (const int64_t width : {8, 4, 2}) {
-      for (size_t i = plan.first; i < plan.end; ++i) {
-        if (size_of(tensors[i].dtype) != width) continue;
-        plan.offsets[i - plan.first] = at;
-        at += tensors[i].nbytes();
+      for (size_t i = 0; i < plan.tensors.size(); ++i) {
+        const TensorSpec& tensor = tensors[plan.tensors[i]];
+        if (size_of(tensor.dtype) != width) continue;
+        plan.offsets[i] = at;
+        at += tensor.nbytes();
       }
     }
   }
   return plans;
+}
+
+// The weight as blocks see it, where that is what the stream sends.
+at::Tensor view_of(const Weight& weight, Dtype dtype) {
+  const at::Tensor flat = weight.unit().current();
+  if (!flat.defined() || !flat.is_cpu() || to_dtype(flat.scalar_type()) != dtype) return {};
+  return flat.narrow(0, weight.offset(), weight.numel());
 }
 
 }  // namespace
@@ -104,6 +116,7 @@ struct BucketStream::State {
   State(ParamStore& store, const SyncOptions& options);
   ~State();
 
+  void start(const std::function<bool(size_t)>& wanted);  // tensors, in buckets
   void run();
   void fill(const BucketPlan& plan, Filled& out, Crew& crew);
   void close();
@@ -112,6 +125,7 @@ struct BucketStream::State {
   std::vector<Source> sources;  // of header.tensors
   std::vector<BucketPlan> plans;
   uint64_t slot_bytes = 0, large_bytes = 0;  // of the fullest bucket, and of the largest oversize tensor
+  uint64_t bucket_bytes;
   bool checksums;
   int threads;
   std::vector<uint64_t> hashes;  // of the tensors that were given out
@@ -130,7 +144,9 @@ struct BucketStream::State {
 };
 
 BucketStream::State::State(ParamStore& store, const SyncOptions& options)
-    : checksums(options.checksums), threads(options.threads > 0 ? options.threads : at::get_num_threads()) {
+    : bucket_bytes(options.bucket_bytes),
+      checksums(options.checksums),
+      threads(options.threads > 0 ? options.threads : at::get_num_threads()) {
   check(store, options);
   std::map<const Weight*, std::vector<Slice>> slices;
   for (const Slice& slice : store.slices()) slices[slice.weight].push_back(slice);
@@ -140,21 +156,25 @@ BucketStream::State::State(ParamStore& store, const SyncOptions& options)
         kept.count(name) ? Dtype::F32 : options.dtype.value_or(to_dtype(weight.unit().dtypes().param));
     header.tensors.push_back({name, dtype, weight.shape()});
     header.bytes += header.tensors.back().nbytes();
-    sources.push_back({&weight, slices[&weight]});
+    sources.push_back({&weight, slices[&weight], view_of(weight, dtype)});
   };
   for (const auto& weight : store.table().weights()) add(weight->name(), *weight);
   if (options.tied_head && store.table().find(kHead) == nullptr) {
     for (const auto& use : store.table().second_uses()) add(kHead, *use.weight);
   }
-  plans = plan_buckets(header.tensors, options.bucket_bytes);
+  header.buckets =
+      static_cast<int64_t>(plan_buckets(header.tensors, bucket_bytes, [](size_t) { return true; }).size());
+  header.version = store.stream_version(options.version);
+  hold = store.hold(fmt::format("a stream of weights (version {})", header.version));
+}
+
+void BucketStream::State::start(const std::function<bool(size_t)>& wanted) {
+  plans = plan_buckets(header.tensors, bucket_bytes, wanted);
+  if (plans.empty()) return;
   for (const BucketPlan& plan : plans) {
     uint64_t& most = plan.oversize ? large_bytes : slot_bytes;
     most = std::max(most, plan.bytes);
   }
-  header.buckets = static_cast<int64_t>(plans.size());
-  header.version = store.stream_version(options.version);
-  hold = store.hold(fmt::format("a stream of weights (version {})", header.version));
-
   sigset_t all, before;  // signals are for the training thread
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -177,6 +197,7 @@ void BucketStream::State::close() {
   ready.reset();
   spare.clear();
   large.reset();
+  sources.clear();
   hold.reset();
 }
 
@@ -227,21 +248,22 @@ void BucketStream::State::fill(const BucketPlan& plan, Filled& out, Crew& crew) 
   };
   auto* memory = static_cast<std::byte*>(out.buffer.data_ptr());
   std::vector<at::Tensor> full;  // keeps what `from` points to
-  std::vector<std::vector<uint64_t>> leaves(plan.end - plan.first);
+  std::vector<std::vector<uint64_t>> leaves(plan.tensors.size());
   std::vector<Piece> pieces;
-  for (size_t i = plan.first; i < plan.end; ++i) {
-    const TensorSpec& spec = header.tensors[i];
-    const uint64_t offset = plan.offsets[i - plan.first], bytes = spec.nbytes();
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const TensorSpec& spec = header.tensors[plan.tensors[i]];
+    const Source& source = sources[plan.tensors[i]];
+    const uint64_t offset = plan.offsets[i], bytes = spec.nbytes();
     out.bucket.tensors.push_back({spec, offset, 0});
-    full.push_back(gather(sources[i]));
+    full.push_back(source.ready.defined() ? source.ready : gather(source));
     if (bytes == 0) continue;
-    if (checksums) leaves[i - plan.first].resize((bytes + kHashLeaf - 1) / kHashLeaf);
+    if (checksums) leaves[i].resize((bytes + kHashLeaf - 1) / kHashLeaf);
     const Dtype master = to_dtype(full.back().scalar_type());
     const auto* from = static_cast<const std::byte*>(full.back().const_data_ptr());
     for (uint64_t at = 0; at < bytes; at += kPiece) {
       pieces.push_back({from + at / size_of(spec.dtype) * size_of(master), master, memory + offset + at,
                         spec.dtype, std::min(kPiece, bytes - at),
-                        checksums ? leaves[i - plan.first].data() + at / kHashLeaf : nullptr});
+                        checksums ? leaves[i].data() + at / kHashLeaf : nullptr});
     }
   }
   crew.run(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
@@ -260,7 +282,10 @@ void BucketStream::State::fill(const BucketPlan& plan, Filled& out, Crew& crew) 
 }
 
 BucketStream::BucketStream(ParamStore& store, const SyncOptions& options)
-    : state_(std::make_unique<State>(store, options)) {}
+    : BucketStream(std::make_unique<State>(store, options)) {
+  state_->start([](size_t) { return true; });
+}
+BucketStream::BucketStream(std::unique_ptr<State> state) : state_(std::move(state)) {}
 BucketStream::BucketStream(BucketStream&&) noexcept = default;
 BucketStream& BucketStream::operator=(BucketStream&&) noexcept = default;
 BucketStream::~BucketStream() = default;
@@ -303,11 +328,28 @@ uint64_t BucketStream::checksum() const {
   return total_checksum(state_->header.tensors, state_->hashes);
 }
 
+TensorStream::TensorStream(ParamStore& store, const SyncOptions& options)
+    : buckets_(std::make_unique<BucketStream::State>(store, options)) {}
+
 std::optional<NamedTensor> TensorStream::next() {
+  BucketStream::State& state = *buckets_.state_;
+  if (!started_) {
+    state.start([&](size_t i) { return !state.sources[i].ready.defined(); });
+    started_ = true;
+  }
+  if (position_ == state.header.tensors.size()) {
+    bucket_.reset();
+    buckets_.next();  // its end
+    return std::nullopt;
+  }
+  const size_t i = position_++;
+  if (const at::Tensor& ready = state.sources[i].ready; ready.defined()) {
+    return NamedTensor{state.header.tensors[i].name, ready.view(state.header.tensors[i].shape)};
+  }
   if (!bucket_ || at_ == bucket_->tensors.size()) {
     at_ = 0;
     bucket_ = buckets_.next();
-    if (!bucket_) return std::nullopt;
+    if (!bucket_) throw Bug("a stream of weights ended before its last tensor");
   }
   const BucketTensor& tensor = bucket_->tensors[at_++];
   auto* data = const_cast<std::byte*>(bucket_->bytes.data() + tensor.offset);
@@ -316,12 +358,13 @@ std::optional<NamedTensor> TensorStream::next() {
 }
 
 BucketStream TensorStream::into_buckets() && {
-  if (bucket_) throw Bug("a stream of weights that gave tensors is asked for its buckets");
+  if (started_) throw Bug("a stream of weights that gave tensors is asked for its buckets");
+  buckets_.state_->start([](size_t) { return true; });
   return std::move(buckets_);
 }
 
 TensorStream get_per_tensor_param(ParamStore& store, const SyncOptions& options) {
-  return TensorStream(BucketStream(store, options));
+  return TensorStream(store, options);
 }
 
 }  // namespace titanium

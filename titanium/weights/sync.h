@@ -4,7 +4,9 @@
 // every layout.  A tied head, where it is asked for, comes last: where an untied model has its own.
 //
 // Memory: tensors lie in buckets.  While the consumer works on one, a thread fills the next: two are alive at
-// most, and one tensor that is larger than a bucket.  There is no copy of the model.
+// most, and one tensor that is larger than a bucket.  There is no copy of the model.  Where this process has
+// a weight as it shall be sent (the masters' own dtype, or the cast that the optimizer left for the next
+// forward), a TensorStream gives a view of that and makes no bucket of it.
 //
 // While a stream is open the masters must stand still: whoever writes them (optimizer, load, init) gets a
 // BadConfig from ParamStore and has changed nothing.  A stream is open until next() has given nothing, or
@@ -40,7 +42,7 @@ struct StreamHeader {
   int64_t version = 0;
   std::vector<TensorSpec> tensors;  // all that will come, in order
   uint64_t bytes = 0;               // of all tensors
-  int64_t buckets = 0;
+  int64_t buckets = 0;              // of a BucketStream
 };
 
 struct BucketTensor {
@@ -75,18 +77,21 @@ class BucketStream {
   uint64_t checksum() const;
 
  private:
+  friend class TensorStream;
   struct State;
+  explicit BucketStream(std::unique_ptr<State> state);  // that has not started yet
   std::unique_ptr<State> state_;
 };
 
 struct NamedTensor {
   std::string name;
-  at::Tensor tensor;  // a view into the bucket: valid until a later call of next() leaves that bucket
+  at::Tensor
+      tensor;  // to read: a view of a bucket (valid until a later call of next() leaves it) or of the model
 };
 
 class TensorStream {
  public:
-  explicit TensorStream(BucketStream buckets) : buckets_(std::move(buckets)) {}
+  TensorStream(ParamStore& store, const SyncOptions& options);  // errors: as BucketStream
 
   const StreamHeader& header() const { return buckets_.header(); }
   // Views stay valid until the next call at the earliest: copy what is kept longer.
@@ -96,8 +101,10 @@ class TensorStream {
 
  private:
   BucketStream buckets_;
+  bool started_ = false;
+  size_t position_ = 0;  // in the header's tensors
   std::optional<Bucket> bucket_;
-  size_t at_ = 0;
+  size_t at_ = 0;  // in the bucket's
 };
 
 TensorStream get_per_tensor_param(ParamStore& store, const SyncOptions& options = {});

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "titanium/formats/test_util.h"
@@ -205,6 +206,57 @@ TEST(Sync, NothingIsWrittenWhileAStreamIsOpen) {
   run.step(3);
   EXPECT_EQ(get_per_tensor_param(*run.store, {.version = 40}).header().version, 40);
   EXPECT_EQ(get_per_tensor_param(*run.store).header().version, 41);
+}
+
+// What the process has already is given as a view; the rest comes in buckets, all in order.
+TEST(Sync, GivesViewsOfWhatIsThereAlready) {
+  ModelStore model(kModels / "llama_tied", at::kFloat, at::kBFloat16);
+  const SyncOptions options{.keep_fp32 = {"model.norm.weight"}, .tied_head = true, .bucket_bytes = 20000};
+  const auto cast = drain(*model.store, options);
+  const auto each = [&](const std::function<void(Unit&)>& what) {
+    for (const auto& unit : model.store->units()) what(*unit);
+  };
+  each([](Unit& unit) { unit.unshard(); });
+  const auto inside = [&](const at::Tensor& tensor) {
+    bool found = false;
+    each([&](Unit& unit) {
+      const auto* begin = static_cast<const std::byte*>(unit.current().const_data_ptr());
+      const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+      found = found || (data >= begin && data < begin + unit.current().nbytes());
+    });
+    return found;
+  };
+  TensorStream stream = get_per_tensor_param(*model.store, options);
+  each(
+      [](Unit& unit) { unit.reshard(/*keep_memory=*/false); });  // an offload meanwhile takes nothing from it
+  size_t i = 0;
+  for (; const auto tensor = stream.next(); ++i) {
+    EXPECT_EQ(tensor->name, cast.at(i).first);
+    EXPECT_EQ(tensor->tensor.scalar_type(), cast[i].second.scalar_type());
+    EXPECT_EQ(tensor->tensor.sizes(), cast[i].second.sizes());
+    EXPECT_EQ(bytes_of(tensor->tensor), bytes_of(cast[i].second)) << tensor->name;
+  }
+  EXPECT_EQ(i, cast.size());
+  EXPECT_FALSE(stream.next());
+  model.store->check_free();
+
+  each([](Unit& unit) { unit.unshard(); });
+  TensorStream views = get_per_tensor_param(*model.store, options);
+  while (const auto tensor = views.next()) {
+    // The one that is kept in fp32 is not what blocks see.
+    EXPECT_EQ(inside(tensor->tensor), tensor->name != "model.norm.weight") << tensor->name;
+  }
+  // By buckets, with their checksums, it is the same stream as from the masters.
+  const auto checksum = [&] {
+    BucketStream buckets = get_per_tensor_param(*model.store, options).into_buckets();
+    int64_t count = 0;
+    while (buckets.next()) ++count;
+    EXPECT_EQ(count, buckets.header().buckets);
+    return buckets.checksum();
+  };
+  const uint64_t from_cast = checksum();
+  each([](Unit& unit) { unit.written(); });
+  EXPECT_EQ(checksum(), from_cast);
 }
 
 TEST(Sync, AnAsyncSaveGoesOnBesideAStream) {

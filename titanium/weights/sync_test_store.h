@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,7 +23,8 @@ inline std::string_view bytes_of(const at::Tensor& tensor) {
 }
 
 struct ModelStore {
-  explicit ModelStore(const std::filesystem::path& folder, at::ScalarType dtype = at::kFloat) {
+  explicit ModelStore(const std::filesystem::path& folder, at::ScalarType dtype = at::kFloat,
+                      std::optional<at::ScalarType> compute = {}) {
     const HfTensors tensors(folder);
     const bool tied = read_json(folder / "config.json").at("tie_word_embeddings").get<bool>();
     const Weight* embed = nullptr;
@@ -33,7 +35,7 @@ struct ModelStore {
     }
     if (tied) table.share(embed, 1);
     StoreOptions options;
-    options.dtypes = {dtype, dtype, dtype == at::kDouble ? at::kDouble : at::kFloat};
+    options.dtypes = {dtype, compute.value_or(dtype), dtype == at::kDouble ? at::kDouble : at::kFloat};
     store = std::make_unique<ParamStore>(table, 2, options);
     load_hf(tensors, *store);
   }
