@@ -6,7 +6,10 @@ cd "$(dirname "$0")/.."
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 cmake --preset debug
 ninja -C build-debug -j "$(nproc)"
-ctest --test-dir build-debug --output-on-failure -E 'run_|smollm2'
+# One test compares distances of roundings with a peer's: that is a claim about the kernels of the release build, and `make test` makes
+# it; the sanitized build has other ones (no function clones).
+GTEST_FILTER='-PpoOnSmolLm2.InBf16IsNoFartherFromFp32ThanTransformers' \
+  ctest --test-dir build-debug --output-on-failure -E 'run_|smollm2'
 
 # ThreadSanitizer where threads meet: the loader, the tokenizer, the log, checkpoints.  libgomp is not instrumented, so the programs
 # run with one compute thread and their own threads.

@@ -310,7 +310,10 @@ TEST(Receive, TheStreamThatPythonIsTestedWith) {
   std::map<std::string, at::Tensor> tensors;
   for (const TensorView& view : want) {
     tensors[view.name] = at::zeros(view.shape, at::TensorOptions().dtype(to_scalar_type(view.dtype)));
-    EXPECT_EQ(std::memcmp(file.at(view.name).data, view.data, view.nbytes), 0) << view.name;
+    const auto bytes = [](const TensorView& v) {
+      return std::string(reinterpret_cast<const char*>(v.data), v.nbytes);
+    };
+    EXPECT_EQ(bytes(file.at(view.name)), bytes(view)) << view.name;
   }
   WeightReceiver receiver(tensors);
   EXPECT_EQ(take(receiver, messages)->version, 7);
