@@ -107,6 +107,15 @@ def processes_with(text):
     return found
 
 
+def none_with(text):
+    """Whether no process has the text in its environment, on two looks: one that is in the middle of exec (the command starts itself
+    anew with its OpenMP settings) shows no environment."""
+    if processes_with(text):
+        return False
+    time.sleep(0.1)
+    return not processes_with(text)
+
+
 def soon(condition, seconds=10.0):
     """How long it took until the condition held; None when it did not in time."""
     begin = time.monotonic()

@@ -104,7 +104,7 @@ class Death(unittest.TestCase):
             self.assertIsNone(client.poll(), "the client came to an end of its own")
             client.kill()
             client.wait()
-            took = common.soon(lambda: not common.processes_with(self.marker), LIMIT)
+            took = common.soon(lambda: common.none_with(self.marker), LIMIT)
             self.assertIsNotNone(took, "the server outlived its client")
             slowest = max(slowest, took)
             for name in os.listdir(self.folder):  # the client's own
@@ -145,7 +145,7 @@ class Death(unittest.TestCase):
         client.wait()
         self.assertIsNotNone(common.soon(lambda: server not in common.processes_with(self.marker), LIMIT))
         os.kill(child, signal.SIGKILL)
-        self.assertIsNotNone(common.soon(lambda: not common.processes_with(self.marker), LIMIT))
+        self.assertIsNotNone(common.soon(lambda: common.none_with(self.marker), LIMIT))
 
     def test_a_client_that_just_ends(self):
         for ending in ("exit", "raise", "forget"):
@@ -154,7 +154,7 @@ class Death(unittest.TestCase):
                 stderr=subprocess.DEVNULL, timeout=120,
             )  # fmt: skip
             self.assertEqual(client.returncode, 1 if ending == "raise" else 0, ending)
-            self.assertIsNotNone(common.soon(lambda: not common.processes_with(self.marker), LIMIT), ending)
+            self.assertIsNotNone(common.soon(lambda: common.none_with(self.marker), LIMIT), ending)
 
     def test_a_server_that_is_asked_to_end(self):
         with self.assertRaisesRegex(titanium.ServerDied, "status"):
