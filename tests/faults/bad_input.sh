@@ -83,6 +83,7 @@ expect 0 "skipped.jsonl:4" "${train[@]}" --data.path="$work/skipped.jsonl" --dat
 # Nothing to train on: loss 0, weights as they were (but for decay), every number finite.
 sed -E 's/\]\}/], "loss_mask": []}/' "$work/ids.jsonl" | awk '{ n = gsub(/,/, ","); m = ""; ids = n; for (i = 0; i < ids; ++i) m = m (i ? ", " : "") "0"; sub(/"loss_mask": \[\]/, "\"loss_mask\": [" m "]"); print }' >"$work/masked.jsonl"
 expect 0 "no token of the global batch has loss" "${train[@]}" --data.path="$work/masked.jsonl" --dump_folder="$work/masked_run"
+grep -q "200 of 200 records, 0 of [0-9]* tokens have loss" "$work/out" || fail "the log does not say that no token has loss: $(grep "have loss" "$work/out")"
 grep -q '"loss": *0.0' "$work/masked_run/metrics.jsonl" || fail "loss is not 0: $(head -n 1 "$work/masked_run/metrics.jsonl")"
 ! grep -qi nan "$work/masked_run/metrics.jsonl" || fail "NaN in the metrics of an all-masked run"
 

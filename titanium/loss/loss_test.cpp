@@ -55,9 +55,9 @@ struct Result {
   Reports reports;
 };
 
-// The loss over micro-batches of the given samples.
-Result evaluate(const Loss& loss, const Data& in, const Groups& split) {
-  const auto weighed = weigh_all(in.samples, loss.averaging(), count(in.samples), loss.scale_factor());
+// The loss over micro-batches of the given samples; counts are those of the whole global batch.
+Result evaluate(const Loss& loss, const Data& in, const Groups& split, const Counts& counts) {
+  const auto weighed = weigh_all(in.samples, loss.averaging(), counts, loss.scale_factor());
   Result result;
   result.by_logprob.resize(in.samples.size());
   result.by_entropy = result.by_value = result.by_logprob;
@@ -87,6 +87,32 @@ Result evaluate(const Loss& loss, const Data& in, const Groups& split) {
     unpacked(2, result.by_value);
   }
   return result;
+}
+
+Result evaluate(const Loss& loss, const Data& in, const Groups& split) {
+  return evaluate(loss, in, split, count(in.samples));
+}
+
+// The samples of a data rank in the order of its micro-batches, and those micro-batches over them.
+Data of_rank(const Data& in, const Groups& split) {
+  Data out;
+  for (const auto& members : split) {
+    for (int64_t i : members) {
+      const auto at = static_cast<size_t>(i);
+      out.samples.push_back(in.samples[at]);
+      out.logprob.push_back(in.logprob[at]);
+      out.entropy.push_back(in.entropy[at]);
+      out.value.push_back(in.value[at]);
+    }
+  }
+  return out;
+}
+Groups renumbered(Groups split) {
+  int64_t next = 0;
+  for (auto& members : split) {
+    for (int64_t& i : members) i = next++;
+  }
+  return split;
 }
 
 void expect_same(const Result& a, const Result& b, const std::string& what, double tolerance = 1e-12) {
@@ -299,6 +325,57 @@ TEST(Losses, OnThePolicyTheRatioIsOne) {
       EXPECT_NEAR(out.by_logprob[i][t], -A / n, 1e-15);
     }
   }
+}
+
+// The global batch dealt to two data ranks by hand: each weighs its own samples with the counts of both and
+// cuts them its own way; losses and reports are added up, gradients stay with the samples.
+TEST(Losses, ReportsOfDataRanksAddUpToThoseOfTheWholeBatch) {
+  const Data in = data(kLengths);
+  struct Deal {
+    Groups first, second;  // micro-batches of either rank
+  };
+  const Deal deals[] = {{{{0, 1, 2, 3}}, {{4, 5, 6, 7}}},
+                        {{{7, 0}, {5}}, {{1}, {2}, {6, 4, 3}}},
+                        {{{3}}, {{0, 1}, {2, 4, 5}, {6, 7}}}};
+  for (const auto& [name, loss] : losses_that_may_be_cut()) {
+    const Result whole = evaluate(*loss, in, kWhole);
+    EXPECT_FALSE(whole.reports.empty() && name.find("sft") == std::string::npos) << name;
+    for (const Deal& deal : deals) {
+      Counts counts;
+      for (const Groups* rank : {&deal.first, &deal.second}) counts += count(of_rank(in, *rank).samples);
+      EXPECT_EQ(counts, count(in.samples));
+      Result sum;
+      sum.by_logprob.resize(in.samples.size());
+      sum.by_entropy = sum.by_value = sum.by_logprob;
+      for (const Groups* rank : {&deal.first, &deal.second}) {
+        const Data mine = of_rank(in, *rank);
+        const Result part = evaluate(*loss, mine, renumbered(*rank), counts);
+        sum.loss += part.loss;
+        add_reports(sum.reports, part.reports);
+        size_t next = 0;
+        for (const auto& members : *rank) {
+          for (int64_t i : members) {
+            const auto at = static_cast<size_t>(i);
+            sum.by_logprob[at] = part.by_logprob[next];
+            sum.by_entropy[at] = part.by_entropy[next];
+            sum.by_value[at] = part.by_value[next++];
+          }
+        }
+      }
+      expect_same(sum, whole, name);
+    }
+  }
+}
+
+// Design D5 names the losses whose result depends on the cut; no other may say so of itself.
+TEST(Losses, OnlyTheNamedExceptionsDependOnTheCut) {
+  for (const char* mode : kModes) {
+    const bool named = std::string(mode) == "clip_cov" || std::string(mode) == "kl_cov";
+    const PolicyLoss loss(config_of(mode, "token-mean"));
+    EXPECT_EQ(loss.granularity() == Granularity::kMicroBatch, named) << mode;
+  }
+  EXPECT_NE(ValueLoss().granularity(), Granularity::kMicroBatch);
+  EXPECT_NE(SftLoss().granularity(), Granularity::kMicroBatch);
 }
 
 // clip_cov drops the number that it should, always the same tokens, and others with another seed.

@@ -1,6 +1,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "titanium/base/error.h"
 #include "titanium/formats/json.h"
 #include "titanium/models/kv_cache.h"
@@ -45,6 +47,48 @@ TEST(DenseDecoder, ATiedHeadIsNotDeclaredTwice) {
   EXPECT_EQ(tied.table->find("lm_head.weight"), nullptr);
   EXPECT_TRUE(tied.table->find("model.embed_tokens.weight")->shared());
   EXPECT_NE(untied.table->find("lm_head.weight"), nullptr);
+}
+
+// A11: the table of angles is formed by formula in fp32, whatever the dtype of the computation.
+TEST(BlockInput, AnglesStayFp32UnderBf16Compute) {
+  const Model model = dense_decoder(fixture("llama3"));
+  PackedBatch batch;
+  batch.tokens = {1, 2, 3};
+  batch.positions = {0, 777, 8191};
+  batch.labels = {2, 3, kNoLabel};
+  batch.weight = {0.5, 0.5, 0};
+  batch.bounds = {0, 3};
+  const BlockInput in = block_input(model, batch, at::kBFloat16, HeadRows::kAll);
+  ASSERT_EQ(in.angles.cos.scalar_type(), at::kFloat);
+  ASSERT_EQ(in.angles.sin.scalar_type(), at::kFloat);
+  for (int64_t t = 0; t < 3; ++t) {
+    for (size_t i = 0; i < model.rope.inv_freq.size(); ++i) {
+      const double angle =
+          static_cast<double>(batch.positions[static_cast<size_t>(t)]) * model.rope.inv_freq[i];
+      const auto column = static_cast<int64_t>(i);
+      EXPECT_NEAR(in.angles.cos[t][column].item<double>(), model.rope.attention_factor * std::cos(angle),
+                  1e-6);
+      EXPECT_NEAR(in.angles.sin[t][column].item<double>(), model.rope.attention_factor * std::sin(angle),
+                  1e-6);
+    }
+  }
+}
+
+// G01: of a pack that is mostly prompt only the rows with a loss are named to the head.
+TEST(BlockInput, OnlyRowsWithALossGoThroughTheHead) {
+  const Model model = dense_decoder(fixture("llama3"));
+  PackedBatch batch;
+  for (int64_t t = 0; t < 400; ++t) {
+    batch.tokens.push_back(t % 60);
+    batch.positions.push_back(t);
+    batch.labels.push_back(t == 399 ? kNoLabel : (t + 1) % 60);
+    batch.weight.push_back(t >= 379 && t < 399 ? 0.05 : 0);  // 5 %
+  }
+  batch.bounds = {0, 400};
+  const auto rows = [&](HeadRows which) { return block_input(model, batch, at::kFloat, which).rows; };
+  EXPECT_TRUE(at::equal(rows(HeadRows::kWeighted), at::arange(379, 399, at::kLong)));
+  EXPECT_TRUE(at::equal(rows(HeadRows::kLabelled), at::arange(0, 399, at::kLong)));
+  EXPECT_FALSE(rows(HeadRows::kAll).defined());
 }
 
 TEST(Model, FlopsOfAForwardAreCountedByHand) {

@@ -143,6 +143,29 @@ TEST(LinearLogprob, ChosenRows) {
   }
 }
 
+// A row that is not chosen is not computed and thrown away after: its NaN would reach the weight's gradient.
+TEST(LinearLogprob, RowsThatAreNotChosenAreNotRead) {
+  at::manual_seed(14);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    Case c(150, 32, 1200, dtype);
+    const at::Tensor rows = at::tensor({0, 3, 70, 71, 149}, at::kLong);
+    at::Tensor poisoned = at::full({150, 32}, std::nan(""), c.x.options().requires_grad(false));
+    poisoned.index_copy_(0, rows, c.x.detach().index_select(0, rows));
+    poisoned.requires_grad_();
+    const at::Tensor mask = at::zeros({150}, c.temperature.options()).index_fill_(0, rows, 1);
+    const at::Tensor factors = at::randn({3, 150}).to(mask.scalar_type()) * mask;
+    TestHandle clean(c.w), few(c.w);
+    const HeadStats want = linear_logprob(c.x, clean, c.labels, c.temperature, rows, {true, true});
+    const HeadStats got = linear_logprob(poisoned, few, c.labels, c.temperature, rows, {true, true});
+    EXPECT_TRUE(at::equal(got.logprob, want.logprob));
+    EXPECT_TRUE(at::equal(got.entropy, want.entropy));
+    EXPECT_TRUE(at::equal(got.sum_pi_squared, want.sum_pi_squared));
+    EXPECT_TRUE(
+        at::equal(grad({total(got, factors)}, {poisoned})[0], grad({total(want, factors)}, {c.x})[0]));
+    EXPECT_TRUE(at::equal(few.sink, clean.sink));
+  }
+}
+
 // 2.7e-2 when logits are rounded to bf16 on the way.
 TEST(LinearLogprob, Bf16LogSumExpIsInFp32) {
   at::manual_seed(5);
