@@ -8,7 +8,15 @@
 namespace titanium {
 
 // What a draw is for.  Two purposes never share a stream.
-enum class Purpose : uint32_t { kInit = 1, kShuffle = 2, kSplit = 3, kSample = 4, kDropout = 5, kLoss = 6, kTest = 100 };
+enum class Purpose : uint32_t {
+  kInit = 1,
+  kShuffle = 2,
+  kSplit = 3,
+  kSample = 4,
+  kDropout = 5,
+  kLoss = 6,
+  kTest = 100
+};
 
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);

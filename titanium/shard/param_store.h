@@ -59,8 +59,9 @@ class ParamStore {
     if (hook_) hook_(unit);
   }
 
-  // For readers that cannot copy (a stream of weights): while the result lives, before_write throws a BadConfig
-  // that names `reader`.  check_free throws it too, for a writer with state of its own to keep right.
+  // For readers that cannot copy (a stream of weights): while the result lives, before_write throws a
+  // BadConfig that names `reader`.  check_free throws it too, for a writer with state of its own to keep
+  // right.
   std::shared_ptr<const void> hold(std::string reader);
   void check_free() const;
 
