@@ -25,7 +25,8 @@ test-verl: build
 	.deps/verl/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation ./python
 	TITANIUM_BINARY=$(abspath $(BUILD))/titanium OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore \
 	  .deps/verl/bin/python -m unittest discover -v -s tests/verl
-	TITANIUM_BINARY=$(abspath $(BUILD))/titanium TITANIUM_TEST_ARRAYS=torch .deps/verl/bin/python -B tests/serve/engine_test.py
+	set -e; for test in engine server protocol; do TITANIUM_BINARY=$(abspath $(BUILD))/titanium TITANIUM_TEST_ARRAYS=torch \
+	  .deps/verl/bin/python -B tests/serve/$${test}_test.py; done
 
 demo: $(BUILD)/build.ninja
 	ninja -C $(BUILD) -j $(JOBS) titanium
