@@ -56,6 +56,7 @@ def update(folder):
         for name, array in engine.get_per_tensor_param().tensors():
             changed += not np.array_equal(array, before[name])
     assert clipped[0] == 0, "the first update is on-policy"
+    assert changed, "the rollout engine gets other weights than before"
     print(f"sent {len(before)} tensors, {changed} of them changed")
 
 
