@@ -36,7 +36,7 @@ const Service::Entry Service::kMethods[] = {
 
 Ending Service::serve(Connection& connection) {
   connection_ = &connection;
-  closed_ = was_called_ = false;
+  closed_ = was_called_ = malformed_ = false;
   const auto run = [&] {
     Message greeting = Message::reply_to(Message::call("hello", 0));
     greeting.body = {{"protocol", kWireVersion}, {"pid", ::getpid()}, {"created", engine_ != nullptr}};
@@ -56,6 +56,7 @@ Ending Service::serve(Connection& connection) {
       } catch (const PeerGone&) {
         throw;
       } catch (const Error& error) {
+        if (malformed_) throw BadData("{}", error.what());
         fail(error.kind(), error.what());
       } catch (const c10::Error& error) {
         fail(ErrorKind::kBug, error.what_without_backtrace());
@@ -215,7 +216,13 @@ Message Service::ask(Message question) {
   const std::string what = question.name;
   connection_->send(std::move(question));
   while (true) {
-    std::optional<Message> answer = connection_->receive();
+    std::optional<Message> answer;
+    try {
+      answer = connection_->receive();
+    } catch (const BadData&) {
+      malformed_ = true;  // more than a call that fails: the stream has no meaning any more
+      throw;
+    }
     if (!answer) throw PeerGone("the client ended while it was asked for " + what);
     if (answer->type == Message::Type::kCall) {
       connection_->send(

@@ -81,6 +81,7 @@ class Service {
   int64_t questions_ = 0;  // ids of our own calls
   std::vector<std::shared_ptr<void>> adapters_off_;
   bool initialized_ = false, closed_ = false, was_called_ = false;
+  bool malformed_ = false;  // an answer to a question of ours was no message
   std::optional<ErrorKind> failure_;
 };
 

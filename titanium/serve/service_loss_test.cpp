@@ -1,4 +1,6 @@
 // A loss of the client's own: a call of the service inside one of the client's.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -196,6 +198,25 @@ TEST(ServiceLoss, AnswersThatAreNoneAreRefusedAndNamed) {
   const Message reply = converse(client, with_own_loss(), sft_answer);
   EXPECT_EQ(reply.type, Message::Type::kReply) << "the engine lives on";
   EXPECT_GT(norm(client), 0);
+}
+
+TEST(ServiceLoss, BytesThatAreNoMessageInsideOneEndIt) {
+  TestService served;
+  {
+    TestClient client(served.service);
+    client.start();
+    client.send(with_own_loss());
+    EXPECT_EQ(client.receive().name, "loss");
+    const std::string frame(kFrameBytes, 'x');  // not a byte more: what comes next could be anything
+    ASSERT_EQ(::write(client.fd(), frame.data(), frame.size()), static_cast<ssize_t>(frame.size()));
+    const Message refused = client.receive();
+    EXPECT_EQ(refused.name, "BadData");
+    EXPECT_EQ(refused.id, 0);
+    EXPECT_THROW(client.receive(), PeerGone);
+    EXPECT_EQ(client.leave(), Ending::kMalformed);
+  }
+  TestClient next(served.service);
+  EXPECT_EQ(norm(next), 0);
 }
 
 TEST(ServiceLoss, AClientThatGoesInsideOne) {
