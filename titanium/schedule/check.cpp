@@ -123,34 +123,34 @@ void Checker::check_fields() const {
 
 void Checker::step() {
   const Action& a = *action_;
-  Cell* c = names_block(a.kind) ? &cell(a.block, a.micro_batch) : nullptr;
+  const auto own = [&]() -> Cell& { return cell(a.block, a.micro_batch); };  // of kinds that name a block
   switch (a.kind) {
     case Kind::kUnshard:
       return unshard();
     case Kind::kReshard:
       return reshard();
     case Kind::kForward:
-      return forward(*c);
+      return forward(own());
     case Kind::kRecompute:
-      return recompute(*c);
+      return recompute(own());
     case Kind::kBackward:
     case Kind::kBackwardInput:
-      return backward(*c);
+      return backward(own());
     case Kind::kBackwardWeight:
-      return backward_weight(*c);
+      return backward_weight(own());
     case Kind::kLoss:
       return loss();
     case Kind::kReduce:
       return reduce();
     case Kind::kOffload:
-      return offload(*c);
+      return offload(own());
     case Kind::kOnload:
-      return onload(*c);
+      return onload(own());
     case Kind::kSendOutput:
     case Kind::kRecvInput:
     case Kind::kSendInputGrad:
     case Kind::kRecvOutputGrad:
-      return peer(*c);
+      return peer(own());
   }
   throw Bug("plan action {}: {} is no kind of action", at_, static_cast<int>(a.kind));
 }

@@ -43,10 +43,11 @@ MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const Pla
 
   for (size_t i = 0; i < plan.size(); ++i) {
     const Action& a = plan[i];
-    Held* h =
+    Held none;  // where the action names no block
+    Held& h =
         names_block(a.kind)
-            ? &held[static_cast<size_t>(a.micro_batch) * part.blocks.size() + static_cast<size_t>(a.block)]
-            : nullptr;
+            ? held[static_cast<size_t>(a.micro_batch) * part.blocks.size() + static_cast<size_t>(a.block)]
+            : none;
     // What the action takes counts while it runs; what it frees counts until it has run.
     MemoryUse freed;
     now.work = 0;
@@ -58,13 +59,13 @@ MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const Pla
         freed.weights = bytes.units[a.unit].weights;
         break;
       case Kind::kForward:
-        h->saved = a.save;
-        now.activations += held_bytes(*h, a.block);
+        h.saved = a.save;
+        now.activations += held_bytes(h, a.block);
         now.work = bytes.blocks[a.block].forward_work;
         break;
       case Kind::kRecompute:
-        h->recomputed = bytes.blocks[a.block].saved - bytes.blocks[a.block].input;
-        now.recompute += h->recomputed;
+        h.recomputed = bytes.blocks[a.block].saved - bytes.blocks[a.block].input;
+        now.recompute += h.recomputed;
         now.work = bytes.blocks[a.block].forward_work;
         break;
       case Kind::kBackward:
@@ -77,9 +78,9 @@ MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const Pla
             has_gradient[u] = true;
             now.gradients += bytes.units[u].gradient;
           }
-          freed.activations = held_bytes(*h, a.block);
-          freed.recompute = h->recomputed;
-          *h = {};
+          freed.activations = held_bytes(h, a.block);
+          freed.recompute = h.recomputed;
+          h = {};
         }
         break;
       case Kind::kReduce:
@@ -90,16 +91,16 @@ MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const Pla
         break;
       case Kind::kOffload:
         if (a.half == Half::kStart) {
-          host += held_bytes(*h, a.block);
+          host += held_bytes(h, a.block);
         } else {
-          freed.activations = held_bytes(*h, a.block);
+          freed.activations = held_bytes(h, a.block);
         }
         break;
       case Kind::kOnload:
         if (a.half == Half::kStart) {
-          now.activations += held_bytes(*h, a.block);
+          now.activations += held_bytes(h, a.block);
         } else {
-          host -= held_bytes(*h, a.block);
+          host -= held_bytes(h, a.block);
         }
         break;
       case Kind::kLoss:

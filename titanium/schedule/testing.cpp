@@ -106,7 +106,7 @@ PlanCase random_case(uint64_t seed) {
     }
   }
   std::vector<PlanUnit> units(static_cast<size_t>(unit_count));
-  const uint64_t frozen = static_cast<uint64_t>(1 + below(6));
+  const uint64_t frozen = 1 + static_cast<uint64_t>(below(6));
   for (auto& unit : units) unit.trainable = below(frozen) != 1;
   result.task.part = ModelPart::whole(std::move(blocks), std::move(units));
   result.task.micro_batches = 1 + below(4);

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kLongestPattern = 16384;
 constexpr uint32_t kMatchLimit = 50'000'000;  // inner steps of one match
 constexpr uint32_t kHeapLimitKib = 256 * 1024;
-constexpr size_t kJitStack = 8 * 1024 * 1024;
+constexpr size_t kJitStackStart = 32 << 10, kJitStack = 8 << 20;
 
 bool is_hex(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
@@ -74,10 +74,8 @@ std::string oniguruma_to_pcre(std::string_view p, const std::string& where) {
         out += "\\x{" + std::string(hex) + "}";
       } else if (e == 'v') {
         out += "\\x{b}";
-      } else if (std::strchr("dDrntf", e) && e != 0) {
-        out += '\\';
-        out += e;
-      } else if (static_cast<unsigned char>(e) < 0x80 && std::ispunct(static_cast<unsigned char>(e))) {
+      } else if ((std::strchr("dDrntf", e) && e != 0) ||
+                 (static_cast<unsigned char>(e) < 0x80 && std::ispunct(static_cast<unsigned char>(e)))) {
         out += '\\';
         out += e;
       } else {
@@ -168,7 +166,7 @@ Regex::Matcher::Matcher(const Regex& regex) : regex_(regex), state_(std::make_un
   pcre2_set_match_limit(state_->context, kMatchLimit);
   pcre2_set_heap_limit(state_->context, kHeapLimitKib);
   if (regex.code_->jit) {
-    state_->stack = pcre2_jit_stack_create(32 * 1024, kJitStack, nullptr);
+    state_->stack = pcre2_jit_stack_create(kJitStackStart, kJitStack, nullptr);
     if (state_->stack) pcre2_jit_stack_assign(state_->context, nullptr, state_->stack);
   }
 }

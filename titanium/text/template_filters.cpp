@@ -286,6 +286,7 @@ Value f_sort(Run& run, const Value& of, Params& p) {
     entries.emplace_back(sort_key(run, each, by && !by->none() ? by : nullptr, case_sensitive), each);
   stable_sort(run, entries, reverse);
   std::vector<Value> out;
+  out.reserve(entries.size());
   for (auto& entry : entries) out.push_back(std::move(entry.second));
   return list_value(run, std::move(out));
 }
@@ -301,6 +302,7 @@ Value f_dictsort(Run& run, const Value& of, Params& p) {
     entries.emplace_back(sort_key(run, each, &index, case_sensitive), each);
   stable_sort(run, entries, reverse);
   std::vector<Value> out;
+  out.reserve(entries.size());
   for (auto& entry : entries) out.push_back(std::move(entry.second));
   return list_value(run, std::move(out));
 }

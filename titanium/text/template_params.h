@@ -24,7 +24,7 @@ class Params {
     }
     return nullptr;
   }
-  Value get(std::string_view name, Value otherwise) {
+  Value get(std::string_view name, const Value& otherwise) {
     const Value* found = find(name);
     return found ? *found : otherwise;
   }

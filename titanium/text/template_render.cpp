@@ -297,6 +297,7 @@ class Renderer {
 
   std::vector<Value> all(const std::vector<ExprPtr>& expressions) {
     std::vector<Value> out;
+    out.reserve(expressions.size());
     for (const ExprPtr& each : expressions) out.push_back(eval(*each));
     return out;
   }

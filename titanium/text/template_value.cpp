@@ -148,8 +148,8 @@ std::string repr_float(double value) {
   if (exponent < 0) return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
   if (count <= exponent + 1)
     return sign + digits + std::string(static_cast<size_t>(exponent + 1 - count), '0') + ".0";
-  return sign + digits.substr(0, static_cast<size_t>(exponent + 1)) + "." +
-         digits.substr(static_cast<size_t>(exponent + 1));
+  const size_t whole = static_cast<size_t>(exponent) + 1;  // digits before the point
+  return sign + digits.substr(0, whole) + "." + digits.substr(whole);
 }
 
 namespace {

@@ -32,7 +32,7 @@ Plan add_reduce(const Plan& plan, const PlanTask& task, const PlanOptions& optio
   Plan out;
   out.reserve(plan.size() + 2 * last.size());
   std::deque<int32_t> pending;  // oldest first
-  const auto wait = [&](std::deque<int32_t>::iterator reduction) {
+  const auto wait = [&](const std::deque<int32_t>::const_iterator& reduction) {
     out.push_back(Action::of_unit(Kind::kReduce, Half::kWait, *reduction));
     pending.erase(reduction);
   };
