@@ -1,5 +1,9 @@
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
 #include <iostream>
+#include <string_view>
 
 #include "apps/commands.h"
 #include "titanium/base/error.h"
@@ -8,12 +12,17 @@
 namespace titanium {
 namespace {
 
-std::atomic<bool> stop_asked = false;  // the only thing that a signal handler may touch
+std::atomic<bool> stop_asked = false;  // the only variable of ours that the signal handler may touch
 
 void ask_to_stop(int signal) {
   stop_asked = true;
-  // The second time ends the process; a terminal that closes may say so twice.
-  if (signal != SIGHUP) std::signal(signal, SIG_DFL);
+  if (signal == SIGHUP) return;  // a terminal that closes may say so twice, and nobody reads there
+  std::signal(signal, SIG_DFL);
+  constexpr std::string_view kText =
+      "titanium: finishing this step, then the run stops; the same signal again ends it at once\n";
+  const int before = errno;
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+  errno = before;
 }
 
 void listen_to_signals() {

@@ -41,6 +41,20 @@ copy odd; sed -i 's/"hidden_act": "silu"/"hidden_act": "relu"/' "$work/odd/confi
 expect $config_status "relu" "${train[@]}" --model.path="$work/odd"
 copy family; sed -i 's/"model_type": "qwen3"/"model_type": "gpt2"/' "$work/family/config.json"
 expect $config_status "gpt2" info "$work/family"
+copy stop; sed -i 's/"eos_token_id": null/"eos_token_id": 320/' "$work/stop/config.json"
+expect $config_status "below vocab_size = 320" info "$work/stop"
+
+# Folders that are not there.
+( cd "$work"
+  for command in "info nosuch" "check nosuch" "score nosuch ids.jsonl" "generate nosuch -p a" "train --data.path=ids.jsonl --model.path=nosuch"; do
+    expect $config_status "nosuch: there is no such folder" $command
+  done
+  expect $config_status "titanium reads local folders" generate nosuch-org/name -p a
+  expect $config_status "hf download nosuch-org/name --local-dir name" "${train[@]}" --model.path=nosuch-org/name
+  [ ! -e nosuch-org ] && [ ! -e outputs ] || fail "a refused folder was made"
+)
+copy unchecked; rm "$work/unchecked/expected.safetensors"
+expect $config_status "check compares with reference values" check "$work/unchecked"
 
 # Weights.
 copy cut; truncate -s -1 "$work/cut/model.safetensors"
@@ -133,10 +147,16 @@ expect 0 "" "${train[@]}" --training.steps=1 --dump_folder="$work/small_batch" "
 "$titanium" "${train[@]}" --dump_folder="$work/first" 2>/dev/null
 expect $config_status "seed" "${train[@]}" --dump_folder="$work/first" --training.seed=43 --training.steps=4
 sed 's/, /,/g' "$work/ids.jsonl" >"$work/dense.jsonl"  # the same records, another validation split
-expect $config_status "data_fingerprint" "${train[@]}" --dump_folder="$work/first" --data.path="$work/dense.jsonl" --training.steps=4
+expect $config_status "data.path: the records are not those" "${train[@]}" --dump_folder="$work/first" --data.path="$work/dense.jsonl" --training.steps=4
 expect $config_status "past the end" "${train[@]}" --dump_folder="$work/first" --training.steps=1
 cp -r "$work/first" "$work/changed"
 expect 0 "optimizer.lr = 0.002; it was 0.001 when this checkpoint was saved" "${train[@]}" --dump_folder="$work/changed" --optimizer.lr=2e-3 --training.steps=3
+copy elsewhere; cp -r "$work/first" "$work/used"
+expect 0 "model.path = \"$work/elsewhere\" does not give this run its weights" "${train[@]}" --dump_folder="$work/used" --model.path="$work/elsewhere" --training.steps=3
+grep -q "give another dump_folder than $work/used" "$work/out" || fail "no word of another dump_folder"
+expect 0 "the run was complete" "${train[@]}" --dump_folder="$work/used" --model.path="$work/elsewhere" --training.steps=3
+! grep -q "does not give" "$work/out" || fail "a warning without a change"
+expect $checkpoint_status "was it saved of another model?" "${train[@]}" --dump_folder="$work/first" --model.path="$models/llama3" --training.steps=4
 cp -r "$work/first" "$work/damaged"; echo '{' >"$work/damaged/checkpoint/step-2/manifest.json"
 expect $checkpoint_status "does not start anew" "${train[@]}" --dump_folder="$work/damaged" --training.steps=4
 expect 0 "" "${train[@]}" --dump_folder="$work/first" --checkpoint.load_step=2 --training.steps=3

@@ -12,6 +12,8 @@ for signal in TERM INT HUP; do
   status=0; wait $pid || status=$?
   [ $status = 0 ] || { cat "$work/log"; fail "SIG$signal ended the run with status $status"; }
   grep -q "goes on from there" "$work/log" || { cat "$work/log"; fail "SIG$signal: no word how to resume"; }
+  words=1; [ $signal != HUP ] || words=0
+  [ "$(grep -c "finishing this step" "$work/log")" = $words ] || { cat "$work/log"; fail "SIG$signal: not $words words at the signal"; }
   "$titanium" "${run[@]}" --dump_folder="$dump" 2>"$work/log" || { cat "$work/log"; fail "resume after SIG$signal"; }
   grep -q "resumed" "$work/log" || fail "SIG$signal: the second run started anew"
 done
@@ -28,6 +30,17 @@ status=0; wait $pid || status=$?
 [ $status = 0 ] || fail "status $status without checkpoints"
 grep -q "they are not saved (checkpoint.enable = false)" "$work/log" || { cat "$work/log"; fail "no word that nothing was saved"; }
 ! grep -q "goes on from there" "$work/log" || fail "a run without checkpoints promises to go on"
+# The same signal again ends it at once.
+setsid "$titanium" "${run[@]}" --training.global_batch_size=50000 --dump_folder="$work/twice" 2>"$work/log" &  # one step takes seconds
+pid=$!
+for _ in $(seq 100); do grep -q "memory: about" "$work/log" && break; sleep 0.1; done
+sleep 0.3
+kill -TERM $pid
+for _ in $(seq 100); do grep -q "the same signal again ends it at once" "$work/log" && break; sleep 0.01; done
+kill -TERM $pid || fail "the step was not a long one"
+status=0; wait $pid || status=$?
+[ $status = 143 ] || { cat "$work/log"; fail "status $status after the second signal"; }
+grep -q "the same signal again ends it at once" "$work/log" || { cat "$work/log"; fail "no word at the first signal"; }
 # A reader of the log that ends does not end the run.
 set +o pipefail
 { "$titanium" "${run[@]}" --training.steps=30 --metrics.log_freq=1 --dump_folder="$work/pipe" 2>&1; echo $? >"$work/status"; } | head -n 2 >/dev/null

@@ -66,13 +66,14 @@ std::vector<std::string> read_architectures(const HfReader& in, const Family& fa
   return out;
 }
 
-std::vector<int64_t> read_ids(const HfReader& in, const char* key) {
+std::vector<int64_t> read_ids(const HfReader& in, const char* key, int64_t vocab_size) {
   std::vector<int64_t> out;
   const Json* value = in.find(key);
   if (value == nullptr) return out;
-  const char* why = "allowed: a token id or a list of them";
+  const std::string why =
+      fmt::format("allowed: a token id below vocab_size = {}, or a list of them", vocab_size);
   const auto add = [&](const Json& id) {
-    if (!id.is_number_integer() || id < 0 || id >= kMostVocab) in.fail(key, why);
+    if (!id.is_number_integer() || id < 0 || id >= vocab_size) in.fail(key, why);
     out.push_back(id.get<int64_t>());
   };
   if (value->is_array()) {
@@ -176,7 +177,7 @@ void read_special_tokens(const HfReader& in, HfConfig& config) {
   constexpr int64_t kDefaultBos = 1, kDefaultEos = 2;
   config.bos_token_id = in.integer("bos_token_id", 0, kMostVocab);
   if (llama_like && !in.has("bos_token_id")) config.bos_token_id = kDefaultBos;
-  config.eos_token_ids = read_ids(in, "eos_token_id");
+  config.eos_token_ids = read_ids(in, "eos_token_id", config.vocab_size);
   if (llama_like && !in.has("eos_token_id")) config.eos_token_ids = {kDefaultEos};
   config.pad_token_id = in.integer("pad_token_id", -1, kMostVocab);
   if (config.pad_token_id == -1) config.pad_token_id.reset();  // the first Llama files wrote "none" so
@@ -244,7 +245,25 @@ HfConfig HfConfig::from_json(const Json& json, const std::string& source) {
   return config;
 }
 
+void require_model_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  const auto type = std::filesystem::status(folder, error).type();
+  if (type == std::filesystem::file_type::directory || type == std::filesystem::file_type::none) return;
+  if (type != std::filesystem::file_type::not_found) throw BadConfig("{}: is not a folder", folder.string());
+  const std::string name = folder.string();
+  const std::filesystem::path parent = folder.parent_path();
+  const bool hub_name = folder.is_relative() && folder.has_filename() && parent.has_filename() &&
+                        !parent.has_parent_path() && name[0] != '.' && name[0] != '~' &&
+                        !std::filesystem::exists(parent, error);
+  if (!hub_name) throw BadConfig("{}: there is no such folder", name);
+  throw BadConfig(
+      "{}: there is no such folder; titanium reads local folders and downloads nothing: get a model of the "
+      "Hugging Face Hub with `hf download {} --local-dir {}`, then give that folder",
+      name, name, folder.filename().string());
+}
+
 HfConfig HfConfig::from_folder(const std::filesystem::path& folder) {
+  require_model_folder(folder);
   const std::filesystem::path file = folder / "config.json";
   return from_json(read_json(file), file.string());
 }

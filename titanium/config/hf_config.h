@@ -12,6 +12,9 @@
 
 namespace titanium {
 
+// BadConfig where a model's folder is not there or no folder; of a name of the Hub it says how to get it.
+void require_model_folder(const std::filesystem::path& folder);
+
 struct HfConfig {
   std::string model_type;                  // "llama", "mistral", "qwen2", "qwen3"
   std::vector<std::string> architectures;  // ["LlamaForCausalLM"]; may be empty

@@ -161,6 +161,11 @@ TEST(HfConfig, TokenIds) {
   EXPECT_FALSE(read(with(base(), "pad_token_id", -1)).pad_token_id);
   expect_refused(with(base(), "eos_token_id", "x"), "eos_token_id");
   expect_refused(with(base(), "eos_token_id", {1, -2}), "eos_token_id");
+  const int64_t vocab = base().at("vocab_size");
+  EXPECT_EQ(read(with(base(), "eos_token_id", vocab - 1)).eos_token_ids, (Ids{vocab - 1}));
+  for (const Json& beyond : {Json(vocab), Json::array({5, vocab})})
+    expect_refused(with(base(), "eos_token_id", beyond), "eos_token_id",
+                   "below vocab_size = " + std::to_string(vocab));
 }
 
 TEST(HfConfig, Dtype) {
@@ -205,6 +210,27 @@ TEST(HfConfig, RefusesBadValues) {
   expect_refused(with(base(), "rms_norm_eps", -1), "rms_norm_eps = -1");
   expect_refused(with(base(), "tie_word_embeddings", 1), "tie_word_embeddings = 1");
   EXPECT_THROW(HfConfig::from_folder("/nonexistent"), BadConfig);
+}
+
+TEST(HfConfig, FoldersThatAreNotThere) {
+  const auto says = [](const std::string& folder) -> std::string {
+    try {
+      require_model_folder(folder);
+    } catch (const BadConfig& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(says(model("llama3").string()), "");
+  EXPECT_EQ(says(model("llama3").string() + "/"), "");
+  EXPECT_EQ(says((model("llama3") / "config.json").string()),
+            (model("llama3") / "config.json").string() + ": is not a folder");
+  for (const char* name :
+       {"nosuch", "/nosuch/model", "./nosuch", "../nosuch", "~/nosuch", "nosuch/", "a/b/c"})
+    EXPECT_EQ(says(name), std::string(name) + ": there is no such folder");
+  EXPECT_NE(says("org-nosuch/name-1").find("`hf download org-nosuch/name-1 --local-dir name-1`"),
+            std::string::npos)
+      << says("org-nosuch/name-1");
 }
 
 TEST(HfConfig, RefusesRopeSettings) {

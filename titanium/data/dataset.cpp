@@ -194,8 +194,9 @@ Dataset Dataset::load(const DataOptions& options, const Tokenizer* tokenizer,
                         .vocab_size = options.vocab_size > 0 ? options.vocab_size : tokenizer->vocab_size()};
   std::vector<JsonlFile> files;
   std::string names;
+  size_t bytes = 0;
   for (const std::string& path : options.files) {
-    files.emplace_back(path);
+    bytes += files.emplace_back(path).bytes();
     names += (names.empty() ? "" : ", ") + path;
   }
   std::vector<Chunk> chunks;
@@ -224,7 +225,7 @@ Dataset Dataset::load(const DataOptions& options, const Tokenizer* tokenizer,
   data.fingerprint_ = fingerprint;
   if (data.size() == 0) {
     const std::string why = data.summary_.lines == 0
-                                ? "the data have no records"
+                                ? fmt::format("the data have no records (size: {} bytes)", bytes)
                                 : fmt::format("no record is left: {}", data.summary_.text());
     throw BadData("{}: {}", names, why);
   }

@@ -196,7 +196,7 @@ TEST(Dataset, LongRecordsFailOrAreTruncatedOrDropped) {
 TEST(Dataset, NothingToTrainOnIsRefused) {
   const TestFolder folder("empty");
   const auto empty = folder.write("empty.jsonl", "\n\n");
-  EXPECT_EQ(complaint<BadData>(options_for({empty})), empty + ": the data have no records");
+  EXPECT_EQ(complaint<BadData>(options_for({empty})), empty + ": the data have no records (size: 2 bytes)");
   auto options = options_for({folder.write("bad.jsonl", "{}\n{}\n")});
   options.on_bad = OnBad::kSkip;
   EXPECT_NE(complaint<BadData>(options).find("no record is left"), std::string::npos);

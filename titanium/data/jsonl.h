@@ -19,9 +19,10 @@ class JsonlFile {
   static JsonlFile from_text(std::string_view text, const std::string& name);
 
   int64_t size() const { return static_cast<int64_t>(starts_.size()); }  // records
-  std::string_view line(int64_t record) const;                           // without its line end
-  int64_t line_number(int64_t record) const;                             // from 1, blank lines counted
-  std::string where(int64_t record) const;                               // "path:line"
+  size_t bytes() const { return text_.size(); }
+  std::string_view line(int64_t record) const;  // without its line end
+  int64_t line_number(int64_t record) const;    // from 1, blank lines counted
+  std::string where(int64_t record) const;      // "path:line"
   const std::string& path() const { return path_; }
 
  private:

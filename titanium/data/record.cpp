@@ -154,7 +154,9 @@ void read_ids(const Reader& in, int64_t vocab_size, Record& out) {
   out.ids.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
     const Json& id = ids[i];
-    const bool fits = id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(vocab_size);
+    // -0 is an integer, but none without a sign.
+    const bool fits = (id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(vocab_size)) ||
+                      (id.is_number_integer() && id.get<int64_t>() == 0);
     if (!fits) {
       in.fail(fmt::format("field 'input_ids[{}]' is {}, not an id in [0, {})", i, shown(id), vocab_size));
     }

@@ -35,6 +35,8 @@ TEST(Record, TheFiveForms) {
   EXPECT_EQ(ids.ids, (std::vector<int32_t>{0, 99, 5}));
   EXPECT_EQ(ids.loss_mask, (std::vector<uint8_t>{0, 1, 1}));
   EXPECT_EQ(parse(R"({"input_ids": [3, 4]})").loss_mask, (std::vector<uint8_t>{1, 1}));
+  EXPECT_EQ(parse(R"({"input_ids": [3, -0]})").ids,
+            (std::vector<int32_t>{3, 0}));  // an integer, as in Python
 }
 
 TEST(Record, ToolsKeepTheOrderOfTheirKeys) {

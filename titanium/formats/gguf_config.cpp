@@ -18,6 +18,10 @@ struct Architecture {
   bool qk_norm;
 };
 
+// What a config.json may say (titanium/config/hf_config.cpp).
+constexpr int64_t kMostLayers = 1 << 14, kMostWidth = 1 << 20, kMostHidden = 1 << 24, kMostHeads = 1 << 14;
+constexpr int64_t kMostVocab = 1 << 28, kMostPositions = int64_t{1} << 40;
+
 constexpr std::array<Architecture, 3> kArchitectures = {{
     {"llama", "LlamaForCausalLM", true, false, false},
     {"qwen2", "Qwen2ForCausalLM", false, true, false},
@@ -79,12 +83,13 @@ class Describer {
 
   std::string key(std::string_view suffix) const { return fmt::format("{}.{}", arch_.gguf, suffix); }
 
-  int64_t positive(std::string_view suffix, std::optional<int64_t> fallback = std::nullopt) const {
+  int64_t positive(std::string_view suffix, int64_t most,
+                   std::optional<int64_t> fallback = std::nullopt) const {
     const auto value = file_.integer(key(suffix));
     if (!value && fallback) return *fallback;
     if (!value) throw BadCheckpoint("{}: has no key '{}'", file_.source(), key(suffix));
-    if (*value <= 0 || *value > (int64_t{1} << 31)) {
-      throw BadCheckpoint("{}: key '{}' is {}, expected 1 to 2^31", file_.source(), key(suffix), *value);
+    if (*value <= 0 || *value > most) {
+      throw BadCheckpoint("{}: key '{}' is {}, expected 1 to {}", file_.source(), key(suffix), *value, most);
     }
     return *value;
   }
@@ -124,12 +129,12 @@ class Describer {
   }
 
   void read_sizes() {
-    layers_ = positive("block_count");
-    width_ = positive("embedding_length");
-    hidden_ = positive("feed_forward_length");
-    heads_ = positive("attention.head_count");
-    kv_heads_ = positive("attention.head_count_kv", heads_);
-    model_.context_length = positive("context_length");
+    layers_ = positive("block_count", kMostLayers);
+    width_ = positive("embedding_length", kMostWidth);
+    hidden_ = positive("feed_forward_length", kMostHidden);
+    heads_ = positive("attention.head_count", kMostHeads);
+    kv_heads_ = positive("attention.head_count_kv", kMostHeads, heads_);
+    model_.context_length = positive("context_length", kMostPositions);
     if (heads_ % kv_heads_ != 0) {
       throw BadCheckpoint("{}: {} heads are not a multiple of {} key heads", file_.source(), heads_,
                           kv_heads_);
@@ -139,10 +144,10 @@ class Describer {
       throw BadCheckpoint("{}: width {} is not a multiple of {} heads, and there is no '{}'", file_.source(),
                           width_, heads_, key("attention.key_length"));
     }
-    head_width_ = positive("attention.key_length", std::max<int64_t>(width_ / heads_, 1));
+    head_width_ = positive("attention.key_length", kMostWidth, std::max<int64_t>(width_ / heads_, 1));
     // Heads of other widths for values, and rope on a part of the head, are models that we do not have.
     for (const char* same : {"attention.value_length", "rope.dimension_count"}) {
-      if (positive(same, head_width_) != head_width_) {
+      if (positive(same, kMostWidth, head_width_) != head_width_) {
         throw BadCheckpoint("{}: key '{}' is {}, only the head width {} is supported", file_.source(),
                             key(same), *file_.integer(key(same)), head_width_);
       }
@@ -168,7 +173,7 @@ class Describer {
     const GgufTensor* embedding = file_.find_tensor("token_embd.weight");
     if (embedding == nullptr) throw BadCheckpoint("{}: has no tensor 'token_embd.weight'", file_.source());
     model_.vocab_size = embedding->rows();
-    if (positive("vocab_size", model_.vocab_size) != model_.vocab_size) {
+    if (positive("vocab_size", kMostVocab, model_.vocab_size) != model_.vocab_size) {
       throw BadCheckpoint("{}: key '{}' is {}, but token_embd.weight has {} rows", file_.source(),
                           key("vocab_size"), *file_.integer(key("vocab_size")), model_.vocab_size);
     }
@@ -247,7 +252,8 @@ class Describer {
     }
     Json scaling = {{"rope_type", "yarn"},
                     {"factor", factor},
-                    {"original_max_position_embeddings", positive("rope.scaling.original_context_length")}};
+                    {"original_max_position_embeddings",
+                     positive("rope.scaling.original_context_length", kMostPositions)}};
     for (const char* beta : {"beta_fast", "beta_slow"}) {
       const auto name = fmt::format("rope.scaling.yarn_{}", beta);
       if (file_.number(key(name))) scaling[beta] = finite(name);

@@ -355,6 +355,10 @@ TEST_F(Convert, WhatIsNotSupportedIsNamed) {
       {[](Source&, B& b) { b = B().u32("x", 1); }, "general.architecture is 'absent'"},
       {[](Source&, B& b) { b = B().text("general.architecture", "qwen3"); },
        "has no key 'qwen3.block_count'"},
+      {[](Source&, B& b) {
+         b = B().text("general.architecture", "qwen3").u32("qwen3.block_count", 4294967295u);
+       },
+       "key 'qwen3.block_count' is 4294967295, expected 1 to 16384"},
       {[](Source&, B& b) { b.u32("qwen3.attention.sliding_window", 4096); },
        "key 'qwen3.attention.sliding_window' is not supported"},
       {[](Source&, B& b) { b.u32("qwen3.expert_count", 8); }, "mixtures of experts"},
@@ -443,6 +447,12 @@ TEST_F(Convert, WhatIsNotSupportedIsNamed) {
          s.tokenizer(b);
        },
        "tokens 2 and 7 are both 'a'"},
+      {[](Source& s, B& b) {
+         s.add_tensors(b);
+         s.tokens[7] = "";
+         s.tokenizer(b);
+       },
+       "token 7 is the empty text"},
       {[](Source& s, B& b) {
          s.add_tensors(b);
          s.tokens[7] = "\xff";

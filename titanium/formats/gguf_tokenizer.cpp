@@ -82,6 +82,7 @@ class Describer {
     ids_.reserve(tokens_.size());
     for (size_t i = 0; i < tokens_.size(); ++i) {
       if (is_padding(i)) continue;
+      if (tokens_[i].empty()) throw BadCheckpoint("{}: token {} is the empty text", file.source(), i);
       const auto [at, fresh] = ids_.emplace(tokens_[i], i);
       if (!fresh) {
         throw BadCheckpoint("{}: tokens {} and {} are both '{}'", file.source(), at->second, i, tokens_[i]);

@@ -81,22 +81,28 @@ std::optional<int64_t> special_id(const Json& config, const fs::path& config_fil
 // generation_config.json decides; without it config.json, whose list may hold more than the tokenizer's one
 // eos.
 std::vector<int64_t> stop_ids(const fs::path& folder, const Tokenizer::Impl& impl) {
+  const fs::path model_file = folder / "config.json";
+  const Json model = read_optional(model_file);
   fs::path file = folder / "generation_config.json";
   Json json = read_optional(file);
   if (!has(json, "eos_token_id")) {
-    file = folder / "config.json";
-    json = read_optional(file);
+    file = model_file;
+    json = model;
   }
   if (!has(json, "eos_token_id")) {
     if (impl.special.eos) return {*impl.special.eos};
     return {};
   }
+  // An id that the model cannot draw would never stop it.
+  int64_t last = kMaxTokenId;
+  if (has(model, "vocab_size") && model["vocab_size"].is_number_unsigned())
+    last = static_cast<int64_t>(std::min(model["vocab_size"].get<uint64_t>(), uint64_t{kMaxTokenId} + 1)) - 1;
   const Json& value = json["eos_token_id"];
   std::vector<int64_t> out;
   for (const Json& id : value.is_array() ? value : Json::array({value})) {
-    if (!id.is_number_integer() || id.get<double>() < 0 || id.get<double>() > double{kMaxTokenId})
-      throw BadConfig("{}: eos_token_id is {}; ids from 0 to {} are expected", file.string(), value.dump(),
-                      kMaxTokenId);
+    if (!id.is_number_integer() || id.get<double>() < 0 || id.get<double>() > static_cast<double>(last))
+      throw BadConfig("{}: eos_token_id is {}; ids from 0 to {} are expected{}", file.string(), value.dump(),
+                      last, last < kMaxTokenId ? ", below vocab_size of " + model_file.string() : "");
     out.push_back(id.get<int64_t>());
   }
   return out;

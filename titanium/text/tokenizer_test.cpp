@@ -458,6 +458,20 @@ TEST_F(Folder, SpecialTokensAndTemplates) {
   EXPECT_EQ(tokenizer.special().stop, (std::vector<int64_t>{5, 7}));
 }
 
+TEST_F(Folder, StopIdsAreBelowTheModelsVocabulary) {
+  write("config.json", R"({"vocab_size": 300, "eos_token_id": 5})");
+  write("generation_config.json", R"({"eos_token_id": [5, 299]})");
+  EXPECT_EQ(Tokenizer::from_folder(folder_).special().stop, (std::vector<int64_t>{5, 299}));
+  write("generation_config.json", R"({"eos_token_id": [5, 300]})");
+  EXPECT_NE(error().find("generation_config.json: eos_token_id is [5,300]; ids from 0 to 299"),
+            std::string::npos)
+      << error();
+  write("generation_config.json", R"({})");
+  write("config.json", R"({"vocab_size": 300, "eos_token_id": 99999999})");
+  EXPECT_NE(error().find("config.json: eos_token_id is 99999999; ids from 0 to 299"), std::string::npos)
+      << error();
+}
+
 TEST_F(Folder, AddedTokensOfTheConfig) {
   write("tokenizer_config.json", R"({"added_tokens_decoder": {")" + std::to_string(base_ + 2) +
                                      R"(": {"content": "<more>", "special": true}}})");

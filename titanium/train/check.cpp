@@ -35,11 +35,23 @@ double largest(const at::Tensor& difference) {
   return difference.numel() == 0 ? 0 : difference.abs().max().item<double>();
 }
 
+// The reference file of a folder, which most models have not.
+std::filesystem::path reference_file(const std::filesystem::path& folder) {
+  require_model_folder(folder);
+  const auto file = folder / "expected.safetensors";
+  if (!std::filesystem::exists(file)) {
+    throw BadConfig(
+        "{}: is missing: check compares with reference values beside the model, as the fixtures have",
+        file.string());
+  }
+  return file;
+}
+
 class Checker {
  public:
   Checker(const std::filesystem::path& folder, const TrainConfig& config, Log& log)
       : config_(config),
-        expected_(folder / "expected.safetensors"),
+        expected_(reference_file(folder)),
         meta_(read_json(folder / "meta.json")),
         session_(open_session(folder, config, log)),
         fp64_(session_.store->dtypes().compute == at::kDouble),

@@ -87,6 +87,7 @@ Json as_language_model(Json json) {
 }
 
 HfConfig read_config(const std::filesystem::path& folder, const SessionOptions& options) {
+  require_model_folder(folder);
   const std::filesystem::path file = folder / "config.json";
   Json json = read_json(file);
   if (json.is_object()) json.update(options.override_config);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -141,6 +142,7 @@ std::filesystem::path Trainer::resume_from() const {
 std::optional<LoadedCheckpoint> Trainer::load_weights() {
   const auto& c = config_.checkpoint;
   if (const auto checkpoint = resume_from(); !checkpoint.empty()) {
+    resumed_ = true;
     return checkpointer_->load(checkpoint);
   }
   if (c.initial_load_in_hf) {
@@ -189,10 +191,18 @@ void Trainer::restore(const LoadedCheckpoint& loaded) {
   for (const std::string key : {"seed", "shuffle", "validation_split", "data_fingerprint"}) {
     const Json was = before->value(key, Json()), value = now.at(key);
     if (was != value) {
+      if (key == "data_fingerprint") {
+        throw BadConfig(
+            "data.path: the records are not those that the checkpoint of step {} was made with "
+            "(data_fingerprint {}, now {}): the run would not go on where it stopped. Give the old data in "
+            "the "
+            "old order, or start anew in another dump_folder",
+            loaded.step, was.dump(), value.dump());
+      }
       throw BadConfig(
           "the checkpoint of step {} was made with {} = {}, this run has {}: it would not go on where it "
-          "stopped. Give the old {}, or start anew in another dump_folder",
-          loaded.step, key, was.dump(), value.dump(), key == "data_fingerprint" ? "data" : "value");
+          "stopped. Give the old value, or start anew in another dump_folder",
+          loaded.step, key, was.dump(), value.dump());
     }
   }
   if (loaded.step > data_.steps) {
@@ -204,11 +214,18 @@ void Trainer::restore(const LoadedCheckpoint& loaded) {
   step_ = saved_step_ = loaded.step;
   schedule_.set_position(step_);
   log_.info("resumed after {} updates", step_);
+  if (resumed_ && step_ == data_.steps) log_.info("the run was complete: no step is left to train");
+  const std::string start[] = {"model.path", "checkpoint.initial_load_path", "checkpoint.initial_load_in_hf"};
   const Json config = train.value("config", Json::object());
   for (const auto& [key, value] : config_values(config_)) {
     const Json was = config.is_object() ? config.value(key, Json()) : Json();
-    if (was.is_string() && was != Json(value))
-      log_.info("{} = {}; it was {} when this checkpoint was saved", key, value, was.get<std::string>());
+    if (!was.is_string() || was == Json(value)) continue;
+    log_.info("{} = {}; it was {} when this checkpoint was saved", key, value, was.get<std::string>());
+    if (!resumed_ || std::find(std::begin(start), std::end(start), key) == std::end(start)) continue;
+    log_.warn(
+        "{} = {} does not give this run its weights: they are those of step {} of a run with {}. If this is "
+        "to be another run, give another dump_folder than {}",
+        key, value, step_, was.get<std::string>(), config_.dump_folder);
   }
 }
 

@@ -75,6 +75,7 @@ class Trainer {
   Session session_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Checkpointer> checkpointer_;
+  bool resumed_ = false;  // loaded_ is this run's own
   std::optional<LoadedCheckpoint> loaded_;
   TrainingData data_;
   LRSchedulersContainer schedule_;

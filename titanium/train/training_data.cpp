@@ -6,6 +6,7 @@
 namespace titanium {
 
 TextTools load_text_tools(const std::filesystem::path& folder, const std::string& chat_template_path) {
+  require_model_folder(folder);
   TextTools text;
   if (!chat_template_path.empty()) {
     text.own_template = read_file(chat_template_path);

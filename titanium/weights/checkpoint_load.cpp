@@ -149,8 +149,9 @@ class Loader {
   void check_names() const {
     for (const auto& [key, slices] : saved_) {
       if (store_.table().find(key.second) == nullptr) {
-        throw BadCheckpoint("{}: holds the weight '{}' ({}), which the model has not", folder_.string(),
-                            key.second, files_.path(slices.front()->file));
+        throw BadCheckpoint(
+            "{}: holds the weight '{}' ({}), which the model has not: was it saved of another model?",
+            folder_.string(), key.second, files_.path(slices.front()->file));
       }
     }
   }
