@@ -7,42 +7,18 @@
 #include "titanium/formats/test_util.h"
 #include "titanium/weights/hf_export.h"
 #include "titanium/weights/hf_load.h"
+#include "titanium/weights/test_store.h"
 
 namespace titanium {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::error_of;
+using testing::is_tied;
+using testing::kModels;
+using testing::ModelStore;
 using testing::put;
 using testing::TempFolder;
-
-const fs::path kModels = TITANIUM_SOURCE_DIR "/tests/data/models";
-
-// A table of the weights of a folder; a tied head is no weight of its own.
-struct HfRun {
-  explicit HfRun(const HfTensors& tensors, bool tied, at::ScalarType dtype = at::kFloat) {
-    const Weight* embed = nullptr;
-    for (const std::string& name : tensors.names()) {
-      if (tied && name == "lm_head.weight") continue;
-      const Weight* weight = table.add(name, tensors.at(name).shape, Split::kWhole, {}, 0);
-      if (name == "model.embed_tokens.weight") embed = weight;
-    }
-    if (tied) table.share(embed, 1);
-    StoreOptions options;
-    options.dtypes = {dtype, dtype, dtype == at::kDouble ? at::kDouble : at::kFloat};
-    store = std::make_unique<ParamStore>(table, 2, options);
-  }
-  at::Tensor param(const std::string& name) const {
-    const Weight& w = store->weight(name);
-    return w.unit().shard().narrow(0, w.offset(), w.numel());
-  }
-  WeightTable table;
-  std::unique_ptr<ParamStore> store;
-};
-
-bool tied(const fs::path& folder) {
-  return read_json(folder / "config.json").at("tie_word_embeddings").get<bool>();
-}
 
 bool same(const TensorView& a, const TensorView& b) {
   return a.dtype == b.dtype && a.shape == b.shape && std::memcmp(a.data, b.data, a.nbytes) == 0;
@@ -67,7 +43,7 @@ TEST(LoadHf, ExportInTheSameDtypeIsBitIdentical) {
     SCOPED_TRACE(model);
     const HfTensors tensors(kModels / model);
     for (at::ScalarType master : {at::kFloat, at::kDouble}) {
-      HfRun run(tensors, tied(kModels / model), master);
+      ModelStore run(tensors, is_tied(kModels / model), master);
       const HfLoadReport report = load_hf(tensors, *run.store);
       EXPECT_EQ(report.bytes, tensors.total_bytes());
       EXPECT_EQ(report.tensors, static_cast<int64_t>(tensors.size()));
@@ -87,7 +63,7 @@ TEST(LoadHf, ExportInTheSameDtypeIsBitIdentical) {
 TEST(ExportHf, ShardsHaveAnIndexThatIsTrue) {
   const HfTensors tensors(kModels / "qwen2");
   EXPECT_GT(tensors.files().size(), 1u);
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   load_hf(tensors, *run.store);
   const TempFolder folder;
   export_hf(*run.store, read_json(kModels / "qwen2/config.json"), folder / "out",
@@ -117,7 +93,7 @@ TEST(ExportHf, ShardsHaveAnIndexThatIsTrue) {
 TEST(LoadHf, ConvertsToTheMastersDtype) {
   const HfTensors tensors(kModels / "llama_bf16");
   for (at::ScalarType master : {at::kFloat, at::kBFloat16, at::kDouble}) {
-    HfRun run(tensors, false, master);
+    ModelStore run(tensors, false, master);
     load_hf(tensors, *run.store);
     for (const std::string& name : tensors.names()) {
       const TensorView& view = tensors.at(name);
@@ -126,16 +102,16 @@ TEST(LoadHf, ConvertsToTheMastersDtype) {
       EXPECT_TRUE(at::equal(run.param(name), want.to(master))) << name;
     }
   }
-  HfRun narrow(HfTensors(kModels / "llama3"), false, at::kBFloat16);
+  ModelStore narrow(HfTensors(kModels / "llama3"), false, at::kBFloat16);
   load_hf(kModels / "llama3", *narrow.store);
-  HfRun wide(HfTensors(kModels / "llama3"), false);
+  ModelStore wide(HfTensors(kModels / "llama3"), false);
   load_hf(kModels / "llama3", *wide.store);
   EXPECT_TRUE(at::equal(narrow.param("lm_head.weight"), wide.param("lm_head.weight").to(at::kBFloat16)));
 }
 
 TEST(LoadHf, AnnouncesItsWrites) {
   const HfTensors tensors(kModels / "llama_tied");
-  HfRun run(tensors, true);
+  ModelStore run(tensors, true);
   std::vector<std::string> told;
   run.store->set_write_hook([&](Unit& unit) { told.push_back(unit.name()); });
   load_hf(tensors, *run.store);
@@ -156,21 +132,21 @@ TEST(LoadHf, TiedModelsMayHoldEitherNameOrBoth) {
   std::vector<TensorView> rest = tensors_of(tensors);
   std::erase_if(rest, [](const TensorView& t) { return t.name == "model.embed_tokens.weight"; });
 
-  const auto load = [&](std::vector<TensorView> extra, HfRun& run) {
+  const auto load = [&](std::vector<TensorView> extra, ModelStore& run) {
     extra.insert(extra.end(), rest.begin(), rest.end());
     write_model(folder / "m", extra);
     load_hf(folder / "m", *run.store);
   };
   for (const std::vector<TensorView>& extra : {std::vector<TensorView>{head}, std::vector<TensorView>{embed},
                                                std::vector<TensorView>{embed, head}}) {
-    HfRun run(tensors, true);
+    ModelStore run(tensors, true);
     load(extra, run);
     EXPECT_EQ(std::memcmp(run.param("model.embed_tokens.weight").const_data_ptr(), embed.data, embed.nbytes),
               0);
     export_hf(*run.store, Json::object(), folder / "out", {.overwrite = true});
     EXPECT_EQ(HfTensors(folder / "out").names(), tensors.names());  // the head is left out
   }
-  HfRun run(tensors, true);
+  ModelStore run(tensors, true);
   EXPECT_SAYS(error_of([&] {
                 load({embed, different}, run);
               }),
@@ -186,7 +162,7 @@ TEST(LoadHf, AnUntiedModelNeedsItsHead) {
   std::erase_if(all, [](const TensorView& t) { return t.name == "lm_head.weight"; });
   const TempFolder folder;
   write_model(folder / "m", all);
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   EXPECT_SAYS(error_of([&] { load_hf(folder / "m", *run.store); }), "tensor 'lm_head.weight' is missing");
 }
 
@@ -198,7 +174,7 @@ TEST(LoadHf, RefusesWithNamesAndShapesAndWritesNothing) {
     std::vector<TensorView> all = tensors_of(tensors);
     change(all);
     write_model(folder / "m", all);
-    HfRun run(tensors, false);
+    ModelStore run(tensors, false);
     const std::string error = error_of([&] { load_hf(folder / "m", *run.store); });
     parts.insert(parts.end(), {"BadCheckpoint: ", "model.safetensors"});
     for (const std::string& part : parts) EXPECT_SAYS(error, part);
@@ -233,7 +209,7 @@ TEST(LoadHf, IgnoresWhatIsKnownToBeHarmlessAndSaysSo) {
   all.back().name = "model.layers.0.self_attn.rotary_emb.inv_freq";
   const TempFolder folder;
   write_model(folder / "m", all);
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   const HfLoadReport report = load_hf(folder / "m", *run.store);
   EXPECT_EQ(report.ignored, (std::vector<std::string>{"model.layers.0.self_attn.rotary_emb.inv_freq"}));
   EXPECT_THROW(load_hf(folder / "m", *run.store, {.ignored_endings = {}}), BadCheckpoint);
@@ -246,7 +222,7 @@ TEST(ExportHf, WritesConfigAndTokenizerFiles) {
   put(folder / "source/chat_template.jinja", "{{ x }}");
   put(folder / "source/model.safetensors", "not copied");
   const HfTensors tensors(kModels / "llama_headdim");
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   load_hf(tensors, *run.store);
   Json config = read_json(kModels / "llama_headdim/config.json");
   export_hf(*run.store, config, folder / "out/", {.dtype = Dtype::BF16, .tokenizer_from = folder / "source"});
@@ -270,7 +246,7 @@ TEST(ExportHf, WritesTheTemplateThatWasUsedAndTheOthers) {
   put(folder / "source/additional_chat_templates/tool_use.jinja", "{{ tools }}");
   put(folder / "source/additional_chat_templates/notes.txt", "not copied");
   const HfTensors tensors(kModels / "llama3");
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   export_hf(*run.store, Json::object(), folder / "out",
             {.tokenizer_from = folder / "source", .chat_template = "{{ mine }}"});
   EXPECT_EQ(read_file(folder / "out/chat_template.jinja"), "{{ mine }}");
@@ -281,7 +257,7 @@ TEST(ExportHf, WritesTheTemplateThatWasUsedAndTheOthers) {
 
 TEST(ExportHf, AnOwnerReplacesItsOwnExportsAlone) {
   const HfTensors tensors(kModels / "llama3");
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   const TempFolder folder;
   const HfExportOptions mine{.overwrite = true, .owner = "me"}, other{.overwrite = true, .owner = "you"};
   const auto refused = [&](const HfExportOptions& options, const std::string& why) {
@@ -308,7 +284,7 @@ TEST(ExportHf, AnOwnerReplacesItsOwnExportsAlone) {
 
 TEST(ExportHf, WhatAKilledExportMovedAwayIsPutBack) {
   const HfTensors tensors(kModels / "llama3");
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   const TempFolder folder;
   const HfExportOptions mine{.overwrite = true, .owner = "me"};
   export_hf(*run.store, {{"a", 1}}, folder / "out", mine);
@@ -323,7 +299,7 @@ TEST(ExportHf, WhatAKilledExportMovedAwayIsPutBack) {
 
 TEST(ExportHf, NeverDamagesWhatIsThere) {
   const HfTensors tensors(kModels / "llama3");
-  HfRun run(tensors, false);
+  ModelStore run(tensors, false);
   load_hf(tensors, *run.store);
   const TempFolder folder;
   export_hf(*run.store, Json::object(), folder / "out");
@@ -336,7 +312,7 @@ TEST(ExportHf, NeverDamagesWhatIsThere) {
   run.param("model.norm.weight").fill_(3);
   export_hf(*run.store, Json::object(), folder / "out", {.overwrite = true});
   EXPECT_EQ(folder.files(), 1u);
-  HfRun again(tensors, false);
+  ModelStore again(tensors, false);
   load_hf(folder / "out", *again.store);
   EXPECT_EQ(again.param("model.norm.weight")[0].item<float>(), 3);
   fs::create_directory(folder / "mine");

@@ -11,8 +11,8 @@
 #include "titanium/formats/test_util.h"
 #include "titanium/weights/hf_export.h"
 #include "titanium/weights/scalar_type.h"
-#include "titanium/weights/sync_test_store.h"
 #include "titanium/weights/sync_wire.h"
+#include "titanium/weights/test_store.h"
 
 namespace titanium {
 namespace {

@@ -15,8 +15,8 @@
 #include "titanium/weights/hash.h"
 #include "titanium/weights/hf_export.h"
 #include "titanium/weights/scalar_type.h"
-#include "titanium/weights/sync_test_store.h"
 #include "titanium/weights/sync_wire.h"
+#include "titanium/weights/test_store.h"
 #include "titanium/weights/toy_run.h"
 
 namespace titanium {

@@ -1,4 +1,4 @@
-// For the tests of weight sync: stores with the weights of a folder, or of a list.
+// For the tests of files and of weight sync: stores of the weights of a folder, or of a list.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -22,11 +22,31 @@ inline std::string_view bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), static_cast<size_t>(tensor.nbytes())};
 }
 
-struct ModelStore {
+// A table of weights and the store of them.
+struct TestStore {
+  at::Tensor param(const std::string& name) const {
+    const Weight& w = store->weight(name);
+    return w.unit().shard().narrow(0, w.offset(), w.numel());
+  }
+  WeightTable table;
+  std::unique_ptr<ParamStore> store;
+};
+
+inline bool is_tied(const std::filesystem::path& folder) {
+  return read_json(folder / "config.json").at("tie_word_embeddings").get<bool>();
+}
+
+// The weights of a model's files; a tied head is no weight of its own.
+struct ModelStore : TestStore {
+  // As the folder's files have them; `compute` is the masters' dtype unless it is given.
   explicit ModelStore(const std::filesystem::path& folder, at::ScalarType dtype = at::kFloat,
-                      std::optional<at::ScalarType> compute = {}) {
-    const HfTensors tensors(folder);
-    const bool tied = read_json(folder / "config.json").at("tie_word_embeddings").get<bool>();
+                      std::optional<at::ScalarType> compute = {})
+      : ModelStore(HfTensors(folder), is_tied(folder), dtype, compute) {
+    load_hf(folder, *store);
+  }
+  // Of their names and shapes, not read yet.
+  ModelStore(const HfTensors& tensors, bool tied, at::ScalarType dtype = at::kFloat,
+             std::optional<at::ScalarType> compute = {}) {
     const Weight* embed = nullptr;
     for (const std::string& name : tensors.names()) {
       if (tied && name == "lm_head.weight") continue;
@@ -37,17 +57,10 @@ struct ModelStore {
     StoreOptions options;
     options.dtypes = {dtype, compute.value_or(dtype), dtype == at::kDouble ? at::kDouble : at::kFloat};
     store = std::make_unique<ParamStore>(table, 2, options);
-    load_hf(tensors, *store);
   }
-  at::Tensor param(const std::string& name) const {
-    const Weight& w = store->weight(name);
-    return w.unit().shard().narrow(0, w.offset(), w.numel());
-  }
-  WeightTable table;
-  std::unique_ptr<ParamStore> store;
 };
 
-struct StoreOf {
+struct StoreOf : TestStore {
   explicit StoreOf(const std::vector<std::pair<std::string, std::vector<int64_t>>>& weights) {
     for (const auto& [name, shape] : weights) table.add(name, shape, Split::kWhole, {}, 0);
     store = std::make_unique<ParamStore>(table, 1, StoreOptions{});
@@ -55,12 +68,6 @@ struct StoreOf {
     const int64_t n = store->unit(0).shard().numel();
     for (int64_t i = 0; i < n; ++i) data[i] = static_cast<float>(i * 2654435761u % 1000003) * 1e-5f - 3;
   }
-  at::Tensor param(const std::string& name) const {
-    const Weight& w = store->weight(name);
-    return w.unit().shard().narrow(0, w.offset(), w.numel());
-  }
-  WeightTable table;
-  std::unique_ptr<ParamStore> store;
 };
 
 }  // namespace titanium::testing
