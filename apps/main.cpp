@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,12 +59,16 @@ int run_main(int argc, char** argv) {
   add_info(app, run);
   add_serve(app, run);
   const std::vector<const CLI::App*> commands = std::as_const(app).get_subcommands({});
-  if (argc > 1 && argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), [&](const CLI::App* c) {
-        return c->get_name() == argv[1];
-      })) {
-    std::string known;
-    for (const CLI::App* command : commands) known += (known.empty() ? "" : ", ") + command->get_name();
-    std::cerr << "titanium: BadConfig: unknown command '" << argv[1] << "'; known: " << known << std::endl;
+  const bool known =
+      argc > 1 && (argv[1][0] == '-' || std::any_of(commands.begin(), commands.end(), [&](const CLI::App* c) {
+                     return c->get_name() == argv[1];
+                   }));
+  if (!known) {
+    std::string names;
+    for (const CLI::App* command : commands) names += (names.empty() ? "" : ", ") + command->get_name();
+    std::cerr << "titanium: BadConfig: "
+              << (argc > 1 ? fmt::format("unknown command '{}'", argv[1]) : "a command is expected")
+              << "; known: " << names << std::endl;
     return exit_code(ErrorKind::kBadConfig);
   }
   try {

@@ -27,6 +27,7 @@ expect $config_status "tensor_parallel_degree" "${train[@]}" --parallelism.tenso
 printf 'a = [[[' >"$work/broken.toml"
 expect $config_status "broken.toml:1" train "$work/broken.toml"
 expect $config_status "sideways" sideways
+expect $config_status "a command is expected; known: train, score"
 expect $config_status "in one word" "${train[@]}" --training.steps 2
 expect $config_status "training.threads" "${train[@]}" --training.threads=100000
 expect $config_status "selective_ac_option" "${train[@]}" --activation_checkpoint.selective_ac_option=2147483648
