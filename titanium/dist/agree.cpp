@@ -1,0 +1,62 @@
+#include "titanium/dist/agree.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "titanium/base/error.h"
+
+namespace titanium {
+namespace {
+
+[[noreturn]] void raise(ErrorKind kind, const std::string& message) {
+  switch (kind) {
+    case ErrorKind::kBadConfig:
+      throw BadConfig("{}", message);
+    case ErrorKind::kBadData:
+      throw BadData("{}", message);
+    case ErrorKind::kBadCheckpoint:
+      throw BadCheckpoint("{}", message);
+    case ErrorKind::kRankLost:
+      throw RankLost("{}", message);
+    case ErrorKind::kBug:
+      break;
+  }
+  throw Bug("{}", message);
+}
+
+}  // namespace
+
+void agree(const Group& group, const std::function<void()>& work) {
+  if (group.size() == 1) return work();
+  std::string mine;  // empty: all is well; else the kind and the message
+  try {
+    work();
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::kRankLost) throw;  // the others learn it from the transport
+    mine = static_cast<char>('0' + static_cast<int>(e.kind())) + std::string(e.what());
+  } catch (const std::exception& e) {
+    mine = static_cast<char>('0' + static_cast<int>(ErrorKind::kBug)) + std::string(e.what());
+  }
+  const std::vector<std::string> all = group.exchange(mine);
+  const auto bad = std::find_if(all.begin(), all.end(), [](const std::string& one) { return !one.empty(); });
+  if (bad == all.end()) return;
+  raise(static_cast<ErrorKind>(bad->front() - '0'),
+        fmt::format("rank {}: {}", bad - all.begin(), std::string_view(*bad).substr(1)));
+}
+
+void agree_on(const Group& group, const std::string& what, const std::string& text) {
+  const std::vector<std::string> all = group.exchange(text);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    size_t at = 0;
+    while (at < std::min(all[rank].size(), all[0].size()) && all[rank][at] == all[0][at]) ++at;
+    const size_t line = at == 0 ? 0 : all[0].rfind('\n', at - 1) + 1;  // npos + 1 = 0
+    const auto excerpt = [&](const std::string& text) {
+      return line < text.size() ? text.substr(line, std::min<size_t>(text.find('\n', line) - line, 200)) : "";
+    };
+    throw BadConfig("{} of rank {} is not that of rank 0: '{}' against '{}'", what, rank, excerpt(all[rank]),
+                    excerpt(all[0]));
+  }
+}
+
+}  // namespace titanium
