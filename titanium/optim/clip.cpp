@@ -5,6 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <sstream>
 
 #include "titanium/base/error.h"
 #include "titanium/optim/kernels.h"
@@ -65,8 +68,36 @@ std::vector<BadGradient> bad_gradients(const ParamStore& store) {
                            : first_bad(grad.const_data_ptr<float>(), grad.numel());
     if (i < 0) continue;
     const double value = wide ? grad.const_data_ptr<double>()[i] : grad.const_data_ptr<float>()[i];
-    bad.push_back({slice.weight->name(), slice.begin + i, value});
+    bad.push_back({slice.weight->name(), slice.global_index(i), value});
   }
+  return bad;
+}
+
+// Of all ranks, in the order of the table.
+std::vector<BadGradient> first_bad_gradients(const ParamStore& store) {
+  std::vector<BadGradient> bad = bad_gradients(store);
+  if (store.mesh().copy().size() == 1) return bad;
+  std::string mine;
+  for (const BadGradient& b : bad) mine += fmt::format("{} {} {}\n", b.index, b.value, b.name);
+  bad.clear();
+  for (const std::string& lines : store.mesh().copy().exchange(mine)) {
+    std::istringstream in(lines);
+    for (BadGradient b; std::getline(in, b.name);) {
+      char* rest = nullptr;
+      b.index = std::strtoll(b.name.c_str(), &rest, 10);
+      b.value = std::strtod(rest, &rest);
+      b.name.erase(0, rest + 1 - b.name.c_str());
+      bad.push_back(b);
+    }
+  }
+  std::map<std::string, size_t> order;
+  for (const auto& weight : store.table().weights()) order.emplace(weight->name(), order.size());
+  std::sort(bad.begin(), bad.end(), [&](const BadGradient& a, const BadGradient& b) {
+    return std::pair(order.at(a.name), a.index) < std::pair(order.at(b.name), b.index);
+  });
+  const auto same = [](const BadGradient& a, const BadGradient& b) { return a.name == b.name; };
+  bad.erase(std::unique(bad.begin(), bad.end(), same), bad.end());
+  if (bad.size() > kNamed) bad.resize(kNamed);
   return bad;
 }
 
@@ -84,8 +115,8 @@ GradNorm grad_norm(const ParamStore& store) {
   double sum = 0;
   for (double s : block_sums(store)) sum += s;
   GradNorm norm;
-  norm.value = std::sqrt(store.replicas().sum(sum));
-  if (!norm.finite()) norm.bad = bad_gradients(store);
+  norm.value = std::sqrt(store.mesh().copy().sum(sum));
+  if (!norm.finite()) norm.bad = first_bad_gradients(store);
   return norm;
 }
 

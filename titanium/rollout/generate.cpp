@@ -88,7 +88,7 @@ std::vector<Generated> generate(const Model& model, ParamStore& store,
     }
     feed = std::move(next);
   }
-  for (const auto& unit : store.units()) unit->reshard(/*keep_memory=*/store.replicas().size() == 1);
+  for (const auto& unit : store.units()) unit->reshard(/*keep_memory=*/unit->whole());
   return results;
 }
 

@@ -86,17 +86,18 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
   };
   for (size_t i = 0; i < plan.size(); ++i) {
     const Action& action = plan[i];
-    const bool starts = action.half != Half::kWait;
+    const bool starts = action.half != Half::kWait, ends = action.half != Half::kStart;
     switch (action.kind) {
       case Kind::kUnshard:
-        if (starts) store_.unit(action.unit).unshard();
+        if (starts) store_.unit(action.unit).start_unshard();
+        if (ends) store_.unit(action.unit).finish_unshard();
         break;
       case Kind::kReshard:
-        // Alone, the cast weights are all there is: keeping them saves the next plan the cast.
-        store_.unit(action.unit).reshard(/*keep_memory=*/store_.replicas().size() == 1);
+        store_.unit(action.unit).reshard(/*keep_memory=*/store_.unit(action.unit).whole());
         break;
       case Kind::kReduce:
-        if (starts) store_.unit(action.unit).reduce();
+        if (starts) store_.unit(action.unit).start_reduce();
+        if (ends) store_.unit(action.unit).finish_reduce();
         break;
       case Kind::kForward:
         forward(action, of(action));

@@ -22,4 +22,23 @@ at::Tensor zero_pages(int64_t n, at::ScalarType dtype) {
       data, {n}, [bytes](void* p) { munmap(p, bytes); }, options);
 }
 
+at::Tensor BufferPool::take(int64_t n, at::ScalarType dtype) {
+  for (at::Tensor& buffer : free_) {
+    if (buffer.numel() != n || buffer.scalar_type() != dtype) continue;
+    at::Tensor taken = std::move(buffer);
+    std::swap(buffer, free_.back());
+    free_.pop_back();
+    return taken;
+  }
+  return zero_pages(n, dtype);
+}
+
+void BufferPool::give_back(at::Tensor buffer) {
+  free_.push_back(std::move(buffer));
+}
+
+void BufferPool::clear() {
+  free_.clear();
+}
+
 }  // namespace titanium

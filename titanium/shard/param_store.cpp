@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <map>
 
 #include "titanium/base/error.h"
 #include "titanium/base/random.h"
@@ -12,43 +13,109 @@ namespace titanium {
 
 ParamStore::ParamStore(WeightTable& table, int blocks, StoreOptions options)
     : table_(table), options_(std::move(options)), block_units_(blocks) {
-  const auto frozen = [&](const Weight& w) { return options_.frozen && options_.frozen(w.name()); };
-  const auto add_unit = [&](std::string name, std::vector<Weight*> weights, bool trainable, int block) {
+  const auto pool = std::make_shared<BufferPool>();
+  const auto add_unit = [&](const std::string& name, std::vector<Weight*> weights, bool trainable,
+                            int block) {
+    const TpPart& part = weights[0]->parts()[weights[0]->tp()];
     block_units_[block].push_back(static_cast<int>(units_.size()));
-    units_.push_back(std::make_unique<Unit>(std::move(name), std::move(weights), trainable, options_.dtypes,
-                                            options_.replicas));
+    units_.push_back(std::make_unique<Unit>(
+        name, std::move(weights), trainable, options_.dtypes,
+        UnitGroups{mesh().replicas(part.holders_begin, part.holders_end), mesh().replicate()}, pool));
   };
   for (int block = 0; block < blocks; ++block) {
-    std::vector<Weight*> trained, kept;
+    // Weights that train alike and whose parts the same ranks hold, on every tensor-parallel coordinate: so
+    // all ranks have the same units.
+    struct Kind {
+      bool frozen;
+      std::vector<std::pair<int, int>> holders;
+      bool operator==(const Kind&) const = default;
+    };
+    std::vector<std::pair<Kind, std::vector<Weight*>>> kinds;
     for (const auto& weight : table_.weights()) {
       if (weight->block() != block) continue;
+      const bool frozen = options_.frozen && options_.frozen(weight->name());
       if (weight->shared()) {
         const int unit = static_cast<int>(units_.size());
-        add_unit(weight->name(), {weight.get()}, !frozen(*weight), block);
+        add_unit(weight->name(), {weight.get()}, !frozen, block);
         for (const auto& use : table_.second_uses()) {
           if (use.weight == weight.get()) block_units_[use.block].push_back(unit);
         }
-      } else {
-        (frozen(*weight) ? kept : trained).push_back(weight.get());
+        continue;
       }
+      Kind kind{frozen, {}};
+      for (const TpPart& part : weight->parts())
+        kind.holders.emplace_back(part.holders_begin, part.holders_end);
+      auto known = std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.first == kind; });
+      if (known == kinds.end()) known = kinds.insert(kinds.end(), {kind, {}});
+      known->second.push_back(weight.get());
     }
-    if (!trained.empty()) add_unit(fmt::format("block {}", block), trained, true, block);
-    if (!kept.empty()) add_unit(fmt::format("block {} (frozen)", block), kept, false, block);
+    std::stable_sort(kinds.begin(), kinds.end(),
+                     [](const auto& a, const auto& b) { return a.first.frozen < b.first.frozen; });
+    for (const auto& [kind, weights] : kinds) {
+      const bool several = std::count_if(kinds.begin(), kinds.end(),
+                                         [&](const auto& k) { return k.first.frozen == kind.frozen; }) > 1;
+      const std::string of = several ? fmt::format(" from {}", weights[0]->name()) : "";
+      add_unit(fmt::format("block {}{}{}", block, of, kind.frozen ? " (frozen)" : ""), weights, !kind.frozen,
+               block);
+    }
   }
 }
 
-std::vector<Slice> ParamStore::slices() const {
+bool ParamStore::whole() const {
+  return std::all_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->whole(); });
+}
+
+std::vector<Slice> ParamStore::slices_of(const Coordinates& at) const {
+  struct Place {
+    int64_t first, part;
+    std::map<const Weight*, int64_t> offsets;
+  };
+  std::map<const Unit*, Place> places;
+  const ParallelDims& dims = mesh().dims();
+  const int rank = rank_of(dims, at);
+  for (const auto& unit : units_) {
+    const TpPart& part = unit->weights()[0]->parts()[at.tp];
+    const std::vector<int> ranks = replica_ranks(dims, rank, part.holders_begin, part.holders_end);
+    const UnitLayout layout(unit->weights(), at.tp, static_cast<int>(ranks.size()));
+    const auto index = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    Place& place = places[unit.get()];
+    place.part = layout.part;
+    place.first = layout.part * index;
+    for (size_t i = 0; i < layout.offsets.size(); ++i) place.offsets[unit->weights()[i]] = layout.offsets[i];
+  }
   std::vector<Slice> all;
   for (const auto& weight : table_.weights()) {
-    Unit& unit = weight->unit();
-    const int64_t part = unit.shard().numel();
-    const int64_t first = part * options_.replicas.rank();  // this rank's part of the unit
-    const int64_t begin = std::max(weight->offset(), first);
-    const int64_t end = std::min(weight->offset() + weight->numel(), first + part);
+    const Place& place = places.at(&weight->unit());
+    const int64_t offset = place.offsets.at(weight.get());
+    const int64_t begin = std::max(offset, place.first);
+    const int64_t end = std::min(offset + weight->local_numel(at.tp), place.first + place.part);
     if (begin >= end) continue;
-    all.push_back({weight.get(), &unit, begin - weight->offset(), end - weight->offset(), begin - first});
+    all.push_back({weight.get(), &weight->unit(), at.tp, begin - offset, end - offset, begin - place.first});
   }
   return all;
+}
+
+void Slice::each_run(const std::function<void(const Run&)>& visit) const {
+  const TpPart& part = weight->parts()[tp];
+  if (weight->split() != Split::kCols) {
+    const int64_t row = weight->shape()[0] == 0 ? 0 : weight->numel() / weight->shape()[0];
+    visit({part.begin * row + begin, 0, count()});
+    return;
+  }
+  const int64_t width = part.end - part.begin;
+  for (int64_t at = begin; at < end;) {
+    const int64_t row_end = std::min(end, (at / width + 1) * width);
+    visit({global_index(at - begin), at - begin, row_end - at});
+    at = row_end;
+  }
+}
+
+int64_t Slice::global_index(int64_t i) const {
+  const TpPart& part = weight->parts()[tp];
+  const int64_t at = begin + i;
+  if (weight->split() != Split::kCols) return part.begin * (weight->numel() / weight->shape()[0]) + at;
+  const int64_t width = part.end - part.begin;
+  return at / width * weight->shape()[1] + part.begin + at % width;
 }
 
 const Weight& ParamStore::weight(const std::string& name) const {
@@ -79,17 +146,19 @@ void ParamStore::init(uint64_t seed, const std::function<bool(const Weight&)>& w
         break;
       case Init::kNormal: {
         const Random random(seed, Purpose::kInit, hash_name(weight.name().data(), weight.name().size()));
-        at::Tensor values = at::empty({slice.end - slice.begin}, at::kDouble);
+        at::Tensor values = at::empty({slice.count()}, at::kDouble);
         double* out = values.data_ptr<double>();
-        at::parallel_for(0, slice.end - slice.begin, 4096, [&](int64_t from, int64_t to) {
+        at::parallel_for(0, slice.count(), 4096, [&](int64_t from, int64_t to) {
           for (int64_t i = from; i < to; ++i) {
-            out[i] = weight.init().std * random.normal(static_cast<uint64_t>(slice.begin + i));
+            out[i] = weight.init().std * random.normal(static_cast<uint64_t>(slice.global_index(i)));
           }
         });
         target.copy_(values);
       }
     }
-    slice.unit->written();
+  }
+  for (const auto& weight : table_.weights()) {
+    if (!which || which(*weight)) weight->unit().written();
   }
 }
 

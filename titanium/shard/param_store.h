@@ -1,28 +1,43 @@
 // All units of this rank.  The only thing that the optimizer, checkpoints and weight sync look at.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "titanium/dist/mesh.h"
 #include "titanium/shard/unit.h"
 
 namespace titanium {
 
-// A part of a weight that this rank owns: elements [begin, end) of the weight, counted row-major, lie at
-// [offset, offset + end - begin) of the unit's shard.
+// A part of a weight that one rank owns: elements [begin, end), counted row-major in the part of the weight
+// that the tensor-parallel coordinate `tp` holds, lie at [offset, offset + end - begin) of that rank's shard
+// of the unit.
 struct Slice {
   const Weight* weight;
   Unit* unit;
+  int tp;
   int64_t begin, end;
   int64_t offset;
-  at::Tensor of(const at::Tensor& shard) const { return shard.narrow(0, offset, end - begin); }
+
+  int64_t count() const { return end - begin; }
+  at::Tensor of(const at::Tensor& shard) const { return shard.narrow(0, offset, count()); }
+
+  // The slice as runs that lie together in the whole weight: elements [global, global + count), counted
+  // row-major in the weight, are elements [begin, begin + count) of the slice.  One run unless the weight is
+  // cut by columns.
+  struct Run {
+    int64_t global, begin, count;
+  };
+  void each_run(const std::function<void(const Run&)>& visit) const;
+  int64_t global_index(int64_t i) const;  // of element i of the slice, row-major in the whole weight
 };
 
 struct StoreOptions {
   StoreDtypes dtypes;
   std::function<bool(const std::string& name)> frozen;  // null: everything trains
-  Group replicas;
+  Mesh mesh;
 };
 
 class ParamStore {
@@ -35,10 +50,14 @@ class ParamStore {
   std::vector<int> units_of_block(int block) const { return block_units_.at(block); }
   const WeightTable& table() const { return table_; }
   const StoreDtypes& dtypes() const { return options_.dtypes; }
-  const Group& replicas() const { return options_.replicas; }
+  const Mesh& mesh() const { return options_.mesh; }
+  bool whole() const;  // every unit is: this rank holds all that its tensor-parallel coordinate computes with
 
   // Every weight that this rank owns a part of, in the order of the table.
-  std::vector<Slice> slices() const;
+  std::vector<Slice> slices() const { return slices_of(mesh().at()); }
+  // The same of any rank of this stage: over the ranks of mesh().copy() they hold every element of every
+  // weight once.
+  std::vector<Slice> slices_of(const Coordinates& at) const;
   const Weight& weight(const std::string& name) const;  // Bug when absent
   int64_t parameters() const;                           // elements of all weights, a tied one once
 

@@ -3,59 +3,64 @@
 #include <ATen/ATen.h>
 
 #include "titanium/base/error.h"
-#include "titanium/shard/buffer.h"
 
 namespace titanium {
 
-Unit::Unit(std::string name, std::vector<Weight*> weights, bool trainable, StoreDtypes dtypes, Group group)
+Unit::Unit(std::string name, std::vector<Weight*> weights, bool trainable, StoreDtypes dtypes,
+           UnitGroups groups, std::shared_ptr<BufferPool> pool)
     : name_(std::move(name)),
       weights_(std::move(weights)),
       trainable_(trainable),
       dtypes_(dtypes),
-      group_(std::move(group)) {
-  const auto round_up = [](int64_t n, int64_t m) { return (n + m - 1) / m * m; };
-  for (Weight* weight : weights_) {
-    weight->place(this, numel_);
-    numel_ += round_up(weight->numel(), kAlign);
-  }
-  numel_ = round_up(numel_, kAlign * group_.size());
-  shard_ = zero_pages(numel_ / group_.size(), dtypes_.param);
+      groups_(std::move(groups)),
+      layout_(weights_, weights_.at(0)->tp(), groups_.replicas.size()),
+      pool_(std::move(pool)),
+      shard_(zero_pages(layout_.part, dtypes_.param)) {
+  for (size_t i = 0; i < weights_.size(); ++i) weights_[i]->place(this, layout_.offsets[i]);
+}
+
+at::Tensor Unit::own(const at::Tensor& flat) const {
+  return flat.narrow(0, layout_.part * groups_.replicas.rank(), layout_.part);
 }
 
 int64_t Unit::bytes_gathered() const {
-  if (dtypes_.param == dtypes_.compute && group_.size() == 1) return 0;
-  return numel_ * static_cast<int64_t>(c10::elementSize(dtypes_.compute));
+  return shows_masters() ? 0 : numel() * static_cast<int64_t>(c10::elementSize(dtypes_.compute));
 }
 
-void Unit::unshard() {
-  gathered_ = true;
+void Unit::start_unshard() {
   if (fresh_) return;
   fresh_ = true;
-  if (dtypes_.param == dtypes_.compute && group_.size() == 1) {
+  if (shows_masters()) {
     compute_ = shard_;
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!compute_.defined()) compute_ = zero_pages(numel_, dtypes_.compute);
-  const int64_t part = numel_ / group_.size();
-  compute_.narrow(0, part * group_.rank(), part).copy_(shard_);
-  group_.all_gather(compute_);
+  if (!compute_.defined()) compute_ = pool_->take(numel(), dtypes_.compute);
+  own(compute_).copy_(shard_);
+  gathering_ = groups_.replicas.start_all_gather(compute_);
+}
+
+void Unit::finish_unshard() {
+  gathering_.wait();
+  gathered_ = true;
 }
 
 void Unit::reshard(bool keep_memory) {
+  gathering_.wait();
   gathered_ = false;
   if (keep_memory) return;
+  if (compute_.defined() && !shows_masters()) pool_->give_back(std::move(compute_));
   compute_.reset();
   fresh_ = false;
 }
 
 at::Tensor Unit::cast_to_write() const {
-  const bool alone = group_.size() == 1 && dtypes_.param != dtypes_.compute;
-  return alone ? compute_ : at::Tensor();
+  const bool casts = whole() && dtypes_.param != dtypes_.compute;
+  return casts ? compute_ : at::Tensor();
 }
 
 at::Tensor Unit::current() const {
-  if (dtypes_.param == dtypes_.compute && group_.size() == 1) return shard_;
+  if (shows_masters()) return shard_;
   return fresh_ ? compute_ : at::Tensor();
 }
 
@@ -67,32 +72,55 @@ at::Tensor Unit::view(int64_t offset, const std::vector<int64_t>& shape) const {
 }
 
 at::Tensor Unit::grad_view(int64_t offset, const std::vector<int64_t>& shape) {
-  if (!grad_.defined()) zero_grad();
   int64_t n = 1;
   for (int64_t d : shape) n *= d;
-  return grad_.narrow(0, offset, n).view(shape);
+  at::Tensor& sink = adds_in_place() ? grad_ : partial_;
+  if (!sink.defined()) {
+    if (adds_in_place()) {
+      zero_grad();
+    } else {
+      partial_ = pool_->take(numel(), dtypes_.reduce).zero_();
+    }
+  }
+  return sink.narrow(0, offset, n).view(shape);
 }
 
 at::Tensor Unit::grad_shard() const {
-  if (!grad_.defined()) return {};
-  return grad_.narrow(0, shard_.numel() * group_.rank(), shard_.numel());
+  return grad_;
 }
 
 void Unit::zero_grad() {
   if (!trainable_) return;
+  if (partial_.defined()) pool_->give_back(std::exchange(partial_, at::Tensor()));
   if (grad_.defined()) {
     grad_.zero_();
   } else {
-    grad_ = zero_pages(numel_, dtypes_.reduce);
+    grad_ = zero_pages(layout_.part, dtypes_.reduce);
   }
 }
 
 void Unit::release_grad() {
   grad_.reset();
+  partial_.reset();
 }
 
-void Unit::reduce() {
-  if (grad_.defined()) group_.reduce_scatter(grad_);
+void Unit::start_reduce() {
+  if (adds_in_place() || !trainable_) return;
+  const at::NoGradGuard no_grad;
+  // A rank without work of its own for the unit takes part all the same.
+  if (!partial_.defined()) partial_ = pool_->take(numel(), dtypes_.reduce).zero_();
+  reducing_ = groups_.replicas.start_reduce_scatter(partial_);
+}
+
+void Unit::finish_reduce() {
+  if (adds_in_place() || !trainable_) return;
+  const at::NoGradGuard no_grad;
+  reducing_.wait();
+  const at::Tensor sum = own(partial_);
+  groups_.replicate.all_reduce(sum);
+  if (!grad_.defined()) grad_ = zero_pages(layout_.part, dtypes_.reduce);
+  grad_.add_(sum);
+  pool_->give_back(std::exchange(partial_, at::Tensor()));
 }
 
 void Unit::run_or_queue(std::function<void()> work) {

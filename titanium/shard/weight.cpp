@@ -7,10 +7,28 @@
 
 namespace titanium {
 
-int64_t Weight::numel() const {
+namespace {
+
+int64_t product(const std::vector<int64_t>& shape) {
   int64_t n = 1;
-  for (int64_t d : shape_) n *= d;
+  for (int64_t d : shape) n *= d;
   return n;
+}
+
+}  // namespace
+
+int64_t Weight::numel() const {
+  return product(shape_);
+}
+
+std::vector<int64_t> Weight::local_shape(int tp) const {
+  std::vector<int64_t> shape = shape_;
+  if (split_ != Split::kWhole) shape[split_ == Split::kRows ? 0 : 1] = parts_[tp].end - parts_[tp].begin;
+  return shape;
+}
+
+int64_t Weight::local_numel(int tp) const {
+  return product(local_shape(tp));
 }
 
 void Weight::place(Unit* unit, int64_t offset) {
@@ -19,7 +37,7 @@ void Weight::place(Unit* unit, int64_t offset) {
 }
 
 at::Tensor Weight::value() const {
-  return unit_->view(offset_, shape_);
+  return unit_->view(offset_, local_shape());
 }
 bool Weight::trainable() const {
   return unit_->trainable();
@@ -27,20 +45,20 @@ bool Weight::trainable() const {
 
 void Weight::accumulate(std::function<void(const at::Tensor&)> add) const {
   if (!trainable()) return;
-  unit_->run_or_queue([this, add = std::move(add)] { add(unit_->grad_view(offset_, shape_)); });
+  unit_->run_or_queue([this, add = std::move(add)] { add(unit_->grad_view(offset_, local_shape())); });
 }
 
 bool StackedRows::dense() const {
   for (size_t i = 1; i < parts_.size(); ++i) {
     if (&parts_[i]->unit() != &parts_[0]->unit()) return false;
-    if (parts_[i]->offset() != parts_[i - 1]->offset() + parts_[i - 1]->numel()) return false;
+    if (parts_[i]->offset() != parts_[i - 1]->offset() + parts_[i - 1]->local_numel()) return false;
   }
   return true;
 }
 
 std::vector<int64_t> StackedRows::shape() const {
-  std::vector<int64_t> shape = parts_[0]->shape();
-  for (size_t i = 1; i < parts_.size(); ++i) shape[0] += parts_[i]->shape()[0];
+  std::vector<int64_t> shape = parts_[0]->local_shape();
+  for (size_t i = 1; i < parts_.size(); ++i) shape[0] += parts_[i]->local_shape()[0];
   return shape;
 }
 
@@ -71,18 +89,26 @@ void StackedRows::accumulate(std::function<void(const at::Tensor&)> add) const {
     add(all);
     int64_t row = 0;
     for (const Weight* part : parts_) {
-      const int64_t rows = part->shape()[0];
+      const int64_t rows = part->local_shape()[0];
       if (part->trainable())
-        part->unit().grad_view(part->offset(), part->shape()).add_(all.narrow(0, row, rows));
+        part->unit().grad_view(part->offset(), part->local_shape()).add_(all.narrow(0, row, rows));
       row += rows;
     }
   });
 }
 
 const Weight* WeightTable::add(std::string name, std::vector<int64_t> shape, Split split, Init init,
-                               int block) {
+                               int block, std::vector<TpPart> parts) {
   if (find(name)) throw Bug("weight '{}' is declared twice", name);
-  weights_.push_back(std::make_unique<Weight>(std::move(name), std::move(shape), split, init, block));
+  if (parts.empty()) {
+    const int64_t extent = split == Split::kCols ? shape.at(1) : shape.at(0);
+    parts.assign(tp_size_, {0, extent, 0, tp_size_});
+  }
+  if (static_cast<int>(parts.size()) != tp_size_) {
+    throw Bug("weight '{}' has {} parts for {} tensor-parallel ranks", name, parts.size(), tp_size_);
+  }
+  weights_.push_back(std::unique_ptr<Weight>(
+      new Weight(std::move(name), std::move(shape), split, init, block, std::move(parts), tp_)));
   return weights_.back().get();
 }
 

@@ -10,7 +10,7 @@ namespace titanium {
 
 TrainStep::TrainStep(const Model& model, ParamStore& store, StepOptions options)
     : model_(model), store_(store), options_(std::move(options)), executor_(model, store) {
-  if (store.replicas().size() == 1) {
+  if (store.whole()) {
     options_.plan.reshard_after_forward = Reshard::kNever;
     options_.plan.prefetch = 0;
   }

@@ -45,7 +45,7 @@ SaveJob::SaveJob(const ParamStore& store, const Optimizer* optimizer, int64_t st
     }
   }
   for (File& file : files_)
-    file.saved.name = fmt::format("{}-{:05}.safetensors", file.state, store.replicas().rank());
+    file.saved.name = fmt::format("{}-{:05}.safetensors", file.state, store.mesh().rank());
   if (optimizer != nullptr) {
     manifest_.optimizer = optimizer->name();
     manifest_.updates = optimizer->updates();
