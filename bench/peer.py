@@ -1,10 +1,12 @@
 """The peer of bench/run: transformers eager on CPU, sdpa attention, fused AdamW, its default settings.
 
 peer.py train|score|decode --model DIR --ids FILE --dtype bf16|fp32 --docs N --length L --steps K
-prints one JSON line: {"seconds": [per step], "tokens": per step, "peak_rss": bytes}
+prints one JSON line: {"seconds": [per step], "tokens": per step of all ranks, "peak_rss": bytes}
+As a rank of several (RANK, WORLD_SIZE, ... are set), train is FSDP2 over gloo, the documents cut over the ranks.
 """
 import argparse
 import json
+import os
 import resource
 import time
 
@@ -31,8 +33,19 @@ def main():
     # Training: fp32 masters, bf16 by autocast.  Decoding: weights in the compute dtype, as one serves them.
     stored = torch.bfloat16 if bf16 and args.mode == "decode" else torch.float32
     model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=stored, attn_implementation="sdpa")
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:  # FSDP2: gathers in bf16, reductions in fp32, as torchtitan sets it up
+        import torch.distributed as dist
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        dist.init_process_group("gloo")
+        batch = batch.chunk(world)[dist.get_rank()]
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else torch.float32, reduce_dtype=torch.float32)
+        for layer in model.model.layers:
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        bf16 = False  # by the policy, not by autocast
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16 and args.mode != "decode")
-    seconds, tokens, checks = [], batch.numel(), []
+    seconds, tokens, checks = [], batch.numel() * world, []
 
     if args.mode == "train":
         model.train()
@@ -72,6 +85,8 @@ def main():
                                      do_sample=False, pad_token_id=0)
             checks.append(out[0, -1].item())
             seconds.append(time.perf_counter() - begin)
+    if world > 1:
+        dist.barrier()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"seconds": seconds, "tokens": tokens, "peak_rss": peak, "checks": checks}))
 

@@ -74,7 +74,7 @@ void measure(const Arguments& a) {
     session.store->zero_grad();
     for (int64_t step = 0; step < a.steps; ++step) {
       timed([&] {
-        const auto batches = micro_batches(samples, config.training, count(samples));
+        const auto batches = micro_batches(samples, config.training, count(samples), session.store->mesh());
         const LossSum sum = session.step->forward_backward(batches, SftLoss());
         const double norm = grad_norm(*session.store).value;
         optimizer->step({.lr = config.optimizer.lr,
@@ -86,7 +86,7 @@ void measure(const Arguments& a) {
   } else if (a.mode == "score") {
     for (int64_t step = 0; step < a.steps; ++step) {
       timed([&] {
-        const auto batches = micro_batches(samples, config.training, count(samples));
+        const auto batches = micro_batches(samples, config.training, count(samples), session.store->mesh());
         const auto stats = session.step->score(batches, {.entropy = true}, HeadRows::kLabelled);
         const double n = static_cast<double>(a.docs * (a.length - 1));
         return Json{stats[0].logprob.sum().item<double>() / n, stats[0].entropy.sum().item<double>() / n};

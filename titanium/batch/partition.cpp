@@ -268,6 +268,25 @@ std::vector<Groups> micro_batches(std::span<const std::vector<int64_t>> lengths_
   return out;
 }
 
+Groups deal(std::span<const double> costs, int64_t ranks) {
+  const auto count = static_cast<int64_t>(costs.size());
+  if (ranks < 1 || count % ranks != 0) throw Bug("{} items are dealt out to {} ranks", count, ranks);
+  std::vector<int64_t> order(costs.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  if (ranks > 1) {
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return costs[static_cast<size_t>(a)] > costs[static_cast<size_t>(b)];
+    });
+  }
+  Groups out(static_cast<size_t>(ranks));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t place = i % ranks, turn = i / ranks;
+    const int64_t rank = turn % 2 == 0 ? place : ranks - 1 - place;  // no rank always gets the costliest
+    out[static_cast<size_t>(rank)].push_back(order[static_cast<size_t>(i)]);
+  }
+  return out;
+}
+
 Groups micro_batches(std::span<const int64_t> lengths, const SplitOptions& options) {
   const std::vector<int64_t> one(lengths.begin(), lengths.end());
   return std::move(micro_batches(std::span(&one, 1), options)[0]);

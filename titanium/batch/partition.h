@@ -46,4 +46,9 @@ std::vector<Groups> micro_batches(std::span<const std::vector<int64_t>> lengths_
                                   const SplitOptions& options);
 Groups micro_batches(std::span<const int64_t> lengths, const SplitOptions& options);  // one rank
 
+// Deals items, such as micro-batches, out to ranks, as many to each: [rank] -> indices.  Those at one place
+// of the lists, which the ranks run at the same time, are near in cost.  Bug: ranks that do not divide their
+// number.
+Groups deal(std::span<const double> costs, int64_t ranks);
+
 }  // namespace titanium

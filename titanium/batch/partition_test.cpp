@@ -220,5 +220,14 @@ TEST(Partition, PropertiesOverRandomBatches) {
   }
 }
 
+TEST(Deal, EveryRankGetsAsManyAndNeighboursInCost) {
+  const std::vector<double> costs = {5, 1, 9, 3, 7, 2};
+  EXPECT_EQ(deal(costs, 1), (Groups{{0, 1, 2, 3, 4, 5}}));  // one rank: the order stays
+  EXPECT_EQ(deal(costs, 2), (Groups{{2, 3, 5}, {4, 0, 1}}));
+  EXPECT_EQ(deal(costs, 3), (Groups{{2, 1}, {4, 5}, {0, 3}}));
+  EXPECT_EQ(deal({}, 4), (Groups{{}, {}, {}, {}}));
+  EXPECT_THROW(deal(costs, 4), Bug);
+}
+
 }  // namespace
 }  // namespace titanium

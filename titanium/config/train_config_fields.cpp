@@ -48,6 +48,7 @@ FieldCheck dtype_of(std::vector<Dtype> dtypes) {
 
 // Keeps counts of steps, samples and tokens, and products of two of them, inside 64 bits.
 constexpr int64_t kMostCount = 1'000'000'000;
+constexpr int64_t kMostRanks = 1'000'000;  // so that a product of degrees stays inside 64 bits
 constexpr int64_t kMostThreads = 1024;
 
 FieldCheck integer(int64_t least, int64_t most = kMostCount) {
@@ -65,11 +66,8 @@ FieldCheck not_negative() {
   return {"an integer >= 0", [](const FieldValue& v) { return std::get<int64_t>(v) >= 0; }};
 }
 
-FieldCheck one_process(bool or_minus_one) {
-  return {std::string(or_minus_one ? "-1 or 1" : "1") + " (this version runs one process)",
-          [or_minus_one](const FieldValue& v) {
-            return std::get<int64_t>(v) == 1 || (or_minus_one && std::get<int64_t>(v) == -1);
-          }};
+FieldCheck one_in_this_version() {
+  return {"1 (in this version)", [](const FieldValue& v) { return std::get<int64_t>(v) == 1; }};
 }
 
 FieldCheck above(double least) {
@@ -426,38 +424,37 @@ std::vector<Section> describe(TrainConfig& c) {
        {{"data_parallel_replicate_degree",
          &c.parallelism.data_parallel_replicate_degree,
          "copies of the model",
-         one_process(false),
+         integer(1, kMostRanks),
          {}},
         {"data_parallel_shard_degree",
          &c.parallelism.data_parallel_shard_degree,
          "ranks that share one copy; -1: the ranks that are left",
-         one_process(true),
+         or_integer(-1, 1),
          {}},
         {"tensor_parallel_degree",
          &c.parallelism.tensor_parallel_degree,
-         "ranks that share each matrix",
-         one_process(false),
+         "ranks that share each matrix, and the tokens between them",
+         integer(1, kMostRanks),
          {}},
         {"pipeline_parallel_degree",
          &c.parallelism.pipeline_parallel_degree,
          "stages of consecutive blocks",
-         one_process(false),
+         one_in_this_version(),
          {}},
         {"context_parallel_degree",
          &c.parallelism.context_parallel_degree,
          "ranks that share the tokens of a micro-batch",
-         one_process(false),
+         one_in_this_version(),
          {}},
         {"expert_parallel_degree",
          &c.parallelism.expert_parallel_degree,
          "ranks that share the experts",
-         one_process(false),
+         one_in_this_version(),
          {}},
         {"fsdp_reshard_after_forward",
          &c.parallelism.fsdp_reshard_after_forward,
          "let go of gathered weights between forward and backward; default: unless there is a pipeline; no "
-         "effect "
-         "in one process",
+         "effect where weights are not sharded",
          one_of({"default", "always", "never"}),
          {}}}},
 

@@ -2,6 +2,8 @@
 // done in agree().
 #pragma once
 #include <functional>
+#include <optional>
+#include <utility>
 
 #include "titanium/dist/group.h"
 
@@ -11,6 +13,14 @@ namespace titanium {
 // ranks throw that of the lowest such rank: the same kind, the message led by "rank N: " in a group of
 // several.  Other exceptions count as Bug.
 void agree(const Group& group, const std::function<void()>& work);
+
+// The same for work that gives a value.
+template <typename Work>
+auto agreed(const Group& group, Work work) {
+  std::optional<decltype(work())> value;
+  agree(group, [&] { value.emplace(work()); });
+  return std::move(*value);
+}
 
 // BadConfig, on all ranks, when `text` is not the same everywhere; `what` names it ("the config", "the data
 // files").

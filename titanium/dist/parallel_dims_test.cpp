@@ -31,5 +31,34 @@ TEST(ParallelDims, ProductMustFitTheWorldAndNamesTheDegrees) {
   EXPECT_THROW(dims.resolve(), BadConfig);
 }
 
+std::string refusal(ParallelDims dims) {
+  try {
+    dims.resolve();
+  } catch (const BadConfig& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST(ParallelDims, TheRestGoesToShards) {
+  ParallelDims dims{.dp_replicate = 2, .tp = 2, .world_size = 12};
+  dims.resolve();
+  EXPECT_EQ(dims.dp_shard, 3);
+}
+
+TEST(ParallelDims, NamesWhatWouldFit) {
+  EXPECT_NE(refusal({.dp_shard = 3, .tp = 2, .world_size = 8}).find("nearest: data_parallel_shard_degree 4"),
+            std::string::npos);
+  EXPECT_NE(refusal({.tp = 3, .world_size = 8}).find("nearest: 9 ranks with data_parallel_shard_degree 3"),
+            std::string::npos);
+  EXPECT_NE(refusal({.dp_replicate = 1 << 16, .tp = 1 << 16, .world_size = 8}).find("world size, 8"),
+            std::string::npos);
+}
+
+TEST(ParallelDims, AxesOfLaterVersionsAreRefusedByKey) {
+  EXPECT_NE(refusal({.cp = 2, .world_size = 2}).find("context_parallel_degree = 2"), std::string::npos);
+  EXPECT_NE(refusal({.pp = 2, .world_size = 2}).find("pipeline_parallel_degree = 2"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace titanium

@@ -24,7 +24,8 @@ class World {
   virtual Group group(const std::vector<int>& ranks, const std::string& purpose = "") = 0;
   Group all(const std::string& purpose = "");
 
-  // What this rank is doing, for the messages of others when it stops answering.  Cheap, from any thread.
+  // What this rank is doing, for the messages of others when it stops answering.  Cheap, from any thread.  A
+  // step of -1 keeps the one before.
   virtual void progress(int64_t step, std::string_view action) = 0;
 
   // Ends the run for all: the others' collectives throw RankLost with this rank and reason, at once.

@@ -16,9 +16,8 @@ struct BadGradient {
 };
 
 struct GradNorm {
-  double value = 0;  // L2 over all ranks' elements, before clipping
-  std::vector<BadGradient>
-      bad;  // when value is not finite: up to 5 weights, in the order of the table
+  double value = 0;              // L2 over all ranks' elements, before clipping
+  std::vector<BadGradient> bad;  // when value is not finite: up to 5 weights, in the order of the table
   bool finite() const { return std::isfinite(value); }
   std::string describe() const;  // for a warning: "gradient norm nan: model.norm.weight[3] = inf, ..."
 };

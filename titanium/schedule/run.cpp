@@ -45,9 +45,7 @@ class Reshard {
   explicit Reshard(ParamStore& store) : store_(store) {}
   ~Reshard() {
     if (std::uncaught_exceptions() == exceptions_) return;
-    for (const auto& unit : store_.units()) {
-      if (unit->gathered()) unit->reshard(/*keep_memory=*/false);
-    }
+    for (const auto& unit : store_.units()) unit->abandon();
   }
   Reshard(const Reshard&) = delete;
   Reshard& operator=(const Reshard&) = delete;
@@ -66,6 +64,7 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
   const size_t count = work.batches.size();
   check_tokens(work.batches, model_.config.vocab_size);
   const Reshard reshard(store_);
+  World& world = store_.mesh().world();
   WorkResult result;
   result.loss.loss = at::zeros({}, at::kDouble);
   result.stats.resize(count);
@@ -86,6 +85,7 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
   };
   for (size_t i = 0; i < plan.size(); ++i) {
     const Action& action = plan[i];
+    if (world.size() > 1) world.progress(-1, to_string(action));
     const bool starts = action.half != Half::kWait, ends = action.half != Half::kStart;
     switch (action.kind) {
       case Kind::kUnshard:

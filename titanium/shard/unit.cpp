@@ -54,6 +54,15 @@ void Unit::reshard(bool keep_memory) {
   fresh_ = false;
 }
 
+void Unit::abandon() noexcept {
+  gathering_ = Pending();  // waits, and drops an error
+  reducing_ = Pending();
+  gathered_ = false;
+  if (whole()) return;
+  compute_.reset();
+  fresh_ = false;
+}
+
 at::Tensor Unit::cast_to_write() const {
   const bool casts = whole() && dtypes_.param != dtypes_.compute;
   return casts ? compute_ : at::Tensor();

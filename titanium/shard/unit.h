@@ -56,6 +56,8 @@ class Unit {
   }
   void reshard(
       bool keep_memory);  // blocks must not ask any more; keep_memory keeps the cast for the next unshard
+  // As reshard, whatever is under way: after an exception has ended a plan.
+  void abandon() noexcept;
   bool gathered() const { return gathered_; }
   at::Tensor view(int64_t offset, const std::vector<int64_t>& shape) const;
   at::Tensor grad_view(int64_t offset, const std::vector<int64_t>& shape);  // of this rank's contribution

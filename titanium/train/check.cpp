@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "titanium/base/error.h"
 #include "titanium/batch/pack.h"
@@ -12,6 +13,7 @@
 #include "titanium/formats/safetensors.h"
 #include "titanium/loss/sft.h"
 #include "titanium/rollout/generate.h"
+#include "titanium/train/micro_batches.h"
 #include "titanium/train/session.h"
 
 namespace titanium {
@@ -31,10 +33,6 @@ std::vector<int64_t> ids_of(const SafetensorsFile& file, const std::string& name
   return {ids.data_ptr<int64_t>(), ids.data_ptr<int64_t>() + ids.numel()};
 }
 
-double largest(const at::Tensor& difference) {
-  return difference.numel() == 0 ? 0 : difference.abs().max().item<double>();
-}
-
 // The reference file of a folder, which most models have not.
 std::filesystem::path reference_file(const std::filesystem::path& folder) {
   require_model_folder(folder);
@@ -49,11 +47,12 @@ std::filesystem::path reference_file(const std::filesystem::path& folder) {
 
 class Checker {
  public:
-  Checker(const std::filesystem::path& folder, const TrainConfig& config, Log& log)
+  Checker(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
+          std::shared_ptr<World> world)
       : config_(config),
         expected_(reference_file(folder)),
         meta_(read_json(folder / "meta.json")),
-        session_(open_session(folder, config, log)),
+        session_(open_session(folder, config, log, /*load_weights=*/true, std::move(world))),
         fp64_(session_.store->dtypes().compute == at::kDouble),
         bf16_(session_.store->dtypes().compute == at::kBFloat16) {
     read_documents();
@@ -63,7 +62,7 @@ class Checker {
     for (const auto& [temperature, suffix] : {std::pair{1.0, "t1"}, {0.7, "t07"}})
       statistics(temperature, suffix);
     gradients();
-    if (!bf16_) greedy();
+    if (!bf16_ && session_.store->mesh().tp().size() == 1) greedy();
     return std::move(lines_);
   }
 
@@ -74,6 +73,7 @@ class Checker {
     const at::Tensor mask = tensor_of(expected_, "packed.loss_mask").to(at::kDouble);
     const at::Tensor weight = mask / mask.sum();
     const auto tokens = static_cast<int64_t>(ids.size());
+    starts_ = bounds;
     if (!std::is_sorted(bounds.begin(), bounds.end()) || bounds.empty() || bounds.front() < 0 ||
         bounds.back() > tokens || mask.dim() != 1 || mask.numel() != tokens) {
       throw BadCheckpoint(
@@ -95,22 +95,30 @@ class Checker {
   std::vector<PackedBatch> batches(double temperature) const {
     std::vector<WeighedSample> samples = samples_;
     for (WeighedSample& s : samples) s.sample.temperature = temperature;
-    PackOptions options;
-    options.split.budget = config_.training.max_tokens_per_microbatch;
-    options.split.budget_key = "training.max_tokens_per_microbatch";
-    return pack(samples, options);
+    return share_of_rank(samples, config_.training, session_.store->mesh());
   }
 
-  // Values of all micro-batches in the documents' order.
-  at::Tensor in_order(const std::vector<PackedBatch>& batches, const std::vector<at::Tensor>& values) const {
-    std::vector<at::Tensor> by_document(samples_.size());
+  // The largest difference of any value of any rank's micro-batches from `want`, which is in the documents'
+  // order.
+  double largest_difference(const std::vector<PackedBatch>& batches, const std::vector<at::Tensor>& values,
+                            const at::Tensor& want) const {
+    at::Tensor most = at::zeros({2}, at::kDouble);  // the difference, and how many values were compared
     for (size_t b = 0; b < batches.size(); ++b) {
       for (int64_t d = 0; d < batches[b].documents(); ++d) {
-        const int64_t begin = batches[b].bounds[d];
-        by_document.at(batches[b].sample[d]) = values[b].narrow(0, begin, batches[b].bounds[d + 1] - begin);
+        if (batches[b].sample[d] == kFiller) continue;
+        const int64_t begin = batches[b].bounds[d], count = batches[b].bounds[d + 1] - begin;
+        const at::Tensor difference = values[b].narrow(0, begin, count).to(at::kDouble) -
+                                      want.narrow(0, starts_[batches[b].sample[d]], count);
+        most[0] = at::maximum(most[0], difference.abs().max());
+        most[1] += count;
       }
     }
-    return at::cat(by_document).to(at::kDouble);
+    const Group& data = session_.store->mesh().data();
+    if (const auto compared = static_cast<int64_t>(data.sum(most[1].item<double>()));
+        compared != want.numel())
+      throw Bug("check: {} of {} values were compared", compared, want.numel());
+    data.all_reduce(most, ReduceOp::kMax);
+    return most[0].item<double>();
   }
 
   double tolerance(const char* key, double temperature = 1) const {
@@ -136,7 +144,7 @@ class Checker {
                              const char* key) {
       const at::Tensor want =
           tensor_of(expected_, reference(std::string(name) + "_" + suffix)).to(at::kDouble);
-      lines_.push_back({fmt::format("{} T={:g}", what, temperature), largest(in_order(packed, values) - want),
+      lines_.push_back({fmt::format("{} T={:g}", what, temperature), largest_difference(packed, values, want),
                         tolerance(key, temperature)});
     };
     compare("log-prob", "logprob", logprob, "logprob_atol");
@@ -146,21 +154,33 @@ class Checker {
   void gradients() {
     ParamStore& store = *session_.store;
     store.zero_grad();
+    const Mesh& mesh = store.mesh();
     const LossSum sum = session_.step->forward_backward(batches(1.0), SftLoss());
     const double loss = tensor_of(expected_, reference("loss")).to(at::kDouble).item<double>();
-    lines_.push_back({"loss", std::abs(sum.loss.item<double>() - loss), tolerance("loss_atol")});
+    lines_.push_back(
+        {"loss", std::abs(mesh.data().sum(sum.loss.item<double>()) - loss), tolerance("loss_atol")});
 
     // Gradients are given in fp32 only.
     const double relative = bf16_ ? 0.1 : meta_.at("tolerances").at("grad_rel_l2").get<double>();
-    double square = 0;
+    std::map<std::string, double> differences;  // sums of squares of this rank's part
+    double own_square = 0;
     for (const Slice& slice : store.slices()) {
       const at::Tensor got = slice.of(slice.unit->grad_shard()).to(at::kDouble);
       const at::Tensor want = tensor_of(expected_, "grad." + slice.weight->name()).to(at::kDouble).flatten();
-      const double norm = want.norm().item<double>(), difference = (got - want).norm().item<double>();
-      square += got.square().sum().item<double>();
-      lines_.push_back({"gradient " + slice.weight->name(), norm > 0 ? difference / norm : difference,
+      own_square += got.square().sum().item<double>();
+      slice.each_run([&](const Slice::Run& run) {
+        const at::Tensor error = got.narrow(0, run.begin, run.count) - want.narrow(0, run.global, run.count);
+        differences[slice.weight->name()] += error.square().sum().item<double>();
+      });
+    }
+    for (const auto& weight : store.table().weights()) {
+      const double norm =
+          tensor_of(expected_, "grad." + weight->name()).to(at::kDouble).norm().item<double>();
+      const double difference = std::sqrt(mesh.copy().sum(differences[weight->name()]));
+      lines_.push_back({"gradient " + weight->name(), norm > 0 ? difference / norm : difference,
                         norm > 0 ? relative : 1e-7});
     }
+    const double square = mesh.copy().sum(own_square);
     const double norm = tensor_of(expected_, "grad_norm_f64").item<double>();
     lines_.push_back({"gradient norm (relative)", std::abs(std::sqrt(square) - norm) / norm,
                       fp64_ ? kFp64Tolerance : relative});
@@ -187,14 +207,16 @@ class Checker {
   Session session_;
   bool fp64_, bf16_;
   std::vector<WeighedSample> samples_;
+  std::vector<int64_t> starts_;  // of the documents in the references
   std::vector<CheckLine> lines_;
 };
 
 }  // namespace
 
-std::vector<CheckLine> check_model(const std::filesystem::path& folder, const TrainConfig& config, Log& log) {
+std::vector<CheckLine> check_model(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
+                                   std::shared_ptr<World> world) {
   try {
-    return Checker(folder, config, log).run();
+    return Checker(folder, config, log, std::move(world)).run();
   } catch (const Json::exception& e) {
     throw BadConfig("{}: is not the meta.json of a fixture: {}", (folder / "meta.json").string(), e.what());
   }

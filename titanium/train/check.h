@@ -2,10 +2,12 @@
 // a model family, a recompute mode or a new kernel.
 #pragma once
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "titanium/config/train_config.h"
+#include "titanium/dist/world.h"
 #include "titanium/report/log.h"
 
 namespace titanium {
@@ -22,6 +24,9 @@ struct CheckLine {
 // the gradient norm, greedy ids.  fp32 compares within folder/meta.json's tolerances, fp64 with the float64
 // values at 1e-9.  bf16 compute is compared with the float64 values, within twice the errors that meta.json
 // says plain bf16 arithmetic has.  BadConfig, BadCheckpoint: a file or tensor is missing.
-std::vector<CheckLine> check_model(const std::filesystem::path& folder, const TrainConfig& config, Log& log);
+// Over the ranks of `world` (null: one), laid out as parallelism's degrees say, every rank gets the same
+// lines; greedy ids are left out where tensor parallelism cuts the model.
+std::vector<CheckLine> check_model(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
+                                   std::shared_ptr<World> world = nullptr);
 
 }  // namespace titanium

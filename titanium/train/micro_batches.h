@@ -4,12 +4,19 @@
 #include "titanium/batch/packed_batch.h"
 #include "titanium/batch/weights.h"
 #include "titanium/config/train_config.h"
+#include "titanium/dist/mesh.h"
 
 namespace titanium {
 
-// Micro-batches of samples, which may be a part of what they are weighed over: `all` counts the whole (design
-// D4).
+// This rank's micro-batches of samples that every rank has, as many as every data rank gets; those left over
+// hold a filler alone.  The samples may be a part of what they are weighed over: `all` counts the whole
+// (design D4).  Every sample is in one micro-batch of one data rank, and the ranks of a tensor-parallel group
+// get the same.
 std::vector<PackedBatch> micro_batches(std::vector<Sample> samples, const TrainingConfig& config,
-                                       const Counts& all);
+                                       const Counts& all, const Mesh& mesh);
+
+// The same for samples that are weighed.
+std::vector<PackedBatch> share_of_rank(const std::vector<WeighedSample>& samples,
+                                       const TrainingConfig& config, const Mesh& mesh);
 
 }  // namespace titanium

@@ -6,6 +6,7 @@
 
 #include "titanium/base/error.h"
 #include "titanium/config/name_pattern.h"
+#include "titanium/dist/agree.h"
 #include "titanium/report/format.h"
 #include "titanium/weights/hf_load.h"
 
@@ -126,17 +127,23 @@ void load_session_weights(const std::filesystem::path& folder, const SessionOpti
 }
 
 Session open_session(const std::filesystem::path& folder, const SessionOptions& options, Log& log) {
+  const std::shared_ptr<World> world = options.world ? options.world : solo_world();
   ParallelDims dims = options.dims;
+  dims.world_size = world->size();
   dims.resolve();
+  const Mesh mesh(dims, world);
   Session session;
   session.folder = folder;
-  session.spec = model_registry(read_config(folder, options), options.head);
-  session.model = std::make_unique<Model>(session.spec.build(session.spec.config));
-  std::vector<std::string> names;
-  for (const auto& weight : session.model->table->weights()) names.push_back(weight->name());
-  check_patterns(options.freeze, names, options.freeze_key);
+  agree(mesh.all(), [&] {  // files and what they say
+    session.spec = model_registry(read_config(folder, options), options.head);
+    session.model = std::make_unique<Model>(session.spec.build(session.spec.config));
+    std::vector<std::string> names;
+    for (const auto& weight : session.model->table->weights()) names.push_back(weight->name());
+    check_patterns(options.freeze, names, options.freeze_key);
+  });
   StoreOptions store;
   store.dtypes = options.dtypes;
+  store.mesh = mesh;
   if (!options.freeze.empty()) {
     store.frozen = [patterns = options.freeze](const std::string& name) {
       return std::any_of(patterns.begin(), patterns.end(),
@@ -155,7 +162,7 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
 }
 
 Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
-                     bool load_weights) {
+                     bool load_weights, std::shared_ptr<World> world) {
   const auto& p = config.parallelism;
   SessionOptions options;
   options.dims = {.dp_replicate = static_cast<int>(p.data_parallel_replicate_degree),
@@ -164,6 +171,7 @@ Session open_session(const std::filesystem::path& folder, const TrainConfig& con
                   .tp = static_cast<int>(p.tensor_parallel_degree),
                   .pp = static_cast<int>(p.pipeline_parallel_degree),
                   .ep = static_cast<int>(p.expert_parallel_degree)};
+  options.world = std::move(world);
   options.dtypes = store_dtypes(config.training);
   options.step = step_options(config);
   options.freeze = config.model.freeze;

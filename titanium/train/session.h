@@ -24,6 +24,7 @@ struct Session {
 
 struct SessionOptions {
   ParallelDims dims;
+  std::shared_ptr<World> world;  // null: one rank
   StoreDtypes dtypes;
   StepOptions step;
   std::vector<std::string> freeze;    // name patterns of weights that do not train
@@ -45,9 +46,10 @@ void load_session_weights(const std::filesystem::path& folder, const SessionOpti
                           Session& session, Log& log);
 
 // Builds the model of folder/config.json and, unless `load_weights` is false, reads its weights.  Dtypes,
-// recompute and head rows are those of `config`; so are parallelism's degrees, which must fit one rank.
+// recompute and head rows are those of `config`; so are parallelism's degrees, which must fit the world
+// (null: one rank).
 Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
-                     bool load_weights = true);
+                     bool load_weights = true, std::shared_ptr<World> world = nullptr);
 
 at::ScalarType scalar_type(Dtype dtype);  // F32, F64, BF16, F16, I64, I32; Bug for others
 StoreDtypes store_dtypes(const TrainingConfig& config);

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/loss/sft.h"
 #include "titanium/report/format.h"
 #include "titanium/train/estimate.h"
@@ -41,34 +42,50 @@ int use_threads(const TrainingConfig& config) {
 
 }  // namespace
 
-Trainer::Trainer(Config config, Log& log)
+Trainer::Trainer(Config config, Log& log, std::shared_ptr<World> world)
     : config_(std::move(config)),
       log_(log),
-      lock_((check_folders(), std::make_unique<RunLock>(config_.dump_folder))),
+      world_(world ? std::move(world) : solo_world()),
+      lock_(lock_folder()),
       session_((use_threads(config_.training),
-                open_session(config_.model.path, config_, log, /*load_weights=*/false))),
+                open_session(config_.model.path, config_, log, /*load_weights=*/false, world_))),
       optimizer_(make_optimizer(*session_.store, optimizer_options(config_.optimizer))),
       checkpointer_(make_checkpointer()),
       loaded_(load_weights()),
-      data_(load_training_data(config_, session_, log)),
+      data_(agreed(world_->all(), [&] { return load_training_data(config_, session_, log); })),
       schedule_((check_schedule(config_, data_.steps), lr_factor(config_.lr_scheduler, data_.steps)),
                 config_.optimizer.lr) {
   for (const std::string& sentence : keys_without_effect(config_)) log_.warn("{}", sentence);
+  agree_on(world_->all(), "the data (seed, split and records)", identity().dump());
   if (loaded_) restore(*loaded_);
-  if (config_.checkpoint.last_save_in_hf) {
-    try {
-      check_hf_export(in_dump_folder(config_, config_.checkpoint.export_folder), export_options());
-    } catch (const BadCheckpoint& e) {
-      throw BadConfig("checkpoint.export_folder = {}: {}; move it away, or give another name",
-                      config_.checkpoint.export_folder, e.what());
-    }
-  }
+  agree(world_->all(), [&] { check_export_folder(); });
   const int64_t position = loaded_ ? loaded_->train.at("position").get<int64_t>() : 0;
   loader_ = std::make_unique<Loader>(data_.train, data_.sampler, position);
   summary();
 }
 
 Trainer::~Trainer() = default;
+
+// One rank holds it for all.
+std::unique_ptr<RunLock> Trainer::lock_folder() const {
+  std::string config;
+  for (const auto& [key, value] : config_values(config_)) config += fmt::format("{} = {}\n", key, value);
+  agree_on(world_->all(), "the config", config);
+  return agreed(world_->all(), [&] {
+    check_folders();
+    return leads() ? std::make_unique<RunLock>(config_.dump_folder) : nullptr;
+  });
+}
+
+void Trainer::check_export_folder() const {
+  if (!config_.checkpoint.last_save_in_hf || !leads()) return;
+  try {
+    check_hf_export(in_dump_folder(config_, config_.checkpoint.export_folder), export_options());
+  } catch (const BadCheckpoint& e) {
+    throw BadConfig("checkpoint.export_folder = {}: {}; move it away, or give another name",
+                    config_.checkpoint.export_folder, e.what());
+  }
+}
 
 // A folder that the run reads its weights from must not be one that it replaces.
 void Trainer::check_folders() const {
@@ -141,7 +158,10 @@ std::filesystem::path Trainer::resume_from() const {
 
 std::optional<LoadedCheckpoint> Trainer::load_weights() {
   const auto& c = config_.checkpoint;
-  if (const auto checkpoint = resume_from(); !checkpoint.empty()) {
+  // One rank looks, so that all go on from the same one.
+  const std::string found =
+      agreed(world_->all(), [&] { return leads() ? resume_from().string() : std::string(); });
+  if (const std::filesystem::path checkpoint = world_->all().exchange(found)[0]; !checkpoint.empty()) {
     resumed_ = true;
     return checkpointer_->load(checkpoint);
   }
@@ -257,11 +277,12 @@ StepReport Trainer::train_step(Step step) {
     report.flops += 3 * session_.model->forward_flops(sample.size());
   }
   const Counts counts = count(step.samples);
-  const auto batches = micro_batches(std::move(step.samples), config_.training, counts);
+  const Mesh& mesh = session_.store->mesh();
+  const auto batches = micro_batches(std::move(step.samples), config_.training, counts, mesh);
   report.trained = counts.tokens;
-  report.micro_batches = static_cast<int64_t>(batches.size());
+  report.micro_batches = static_cast<int64_t>(batches.size()) * mesh.data().size();
   if (counts.tokens == 0) log_.warn("step {}: no token of the global batch has loss", report.step);
-  report.loss = session_.step->forward_backward(batches, SftLoss()).loss.item<double>();
+  report.loss = mesh.data().sum(session_.step->forward_backward(batches, SftLoss()).loss.item<double>());
   const GradNorm norm = grad_norm(*session_.store);
   report.grad_norm = norm.value;
   report.lr = schedule_.lr();
@@ -301,10 +322,10 @@ std::optional<double> Trainer::validate() {
       samples.back().index = static_cast<int64_t>(samples.size()) - 1;
       tokens += samples.back().size();
     }
-    for (PackedBatch& one : micro_batches(std::move(samples), mean, counts))
+    for (PackedBatch& one : micro_batches(std::move(samples), mean, counts, session_.store->mesh()))
       sum += session_.step->forward({std::move(one)}, SftLoss()).loss.item<double>();
   }
-  return sum;
+  return session_.store->mesh().data().sum(sum);
 }
 
 // How many of the validation records are in validator.steps batches, each as large as a step's.
@@ -379,17 +400,18 @@ std::exception_ptr Trainer::save_at_end() {
 
 // No update mends weights that are not finite, and no file should hold them.
 void Trainer::check_finite() const {
-  for (const auto& unit : session_.store->units()) {
-    if (unit->shard().numel() == 0) continue;
-    const auto [low, high] = at::aminmax(unit->shard());
-    if (!std::isfinite(low.item<double>()) || !std::isfinite(high.item<double>())) {
-      throw BadData(
-          "weights of {} are infinite or NaN after {} updates, so the run stops and saves nothing of them: "
-          "lower "
-          "optimizer.lr, or resume from an older checkpoint",
-          unit->name(), step_);
+  agree(world_->all(), [&] {
+    for (const auto& unit : session_.store->units()) {
+      if (unit->shard().numel() == 0) continue;
+      const auto [low, high] = at::aminmax(unit->shard());
+      if (!std::isfinite(low.item<double>()) || !std::isfinite(high.item<double>())) {
+        throw BadData(
+            "weights of {} are infinite or NaN after {} updates, so the run stops and saves nothing of them: "
+            "lower optimizer.lr, or resume from an older checkpoint",
+            unit->name(), step_);
+      }
     }
-  }
+  });
 }
 
 HfExportOptions Trainer::export_options() const {
@@ -411,20 +433,30 @@ void Trainer::export_model() {
 
 Trainer::Outcome Trainer::run(const std::atomic<bool>& stop) {
   Outcome outcome;
-  RunReport report(config_, step_, data_.steps,
-                   measure_peak_flops(config_.training.mixed_precision_param == Dtype::BF16,
-                                      config_.training.mixed_precision_param == Dtype::F64),
-                   log_);
+  // Of all ranks, which measure at the same time as they will compute.
+  const double peak_flops =
+      world_->all().sum(measure_peak_flops(config_.training.mixed_precision_param == Dtype::BF16,
+                                           config_.training.mixed_precision_param == Dtype::F64));
+  std::optional<RunReport> report;
+  agree(world_->all(), [&] {
+    if (leads()) report.emplace(config_, step_, data_.steps, peak_flops, log_);
+  });
   const auto evaluate = [&](std::optional<double>& into) {
+    world_->progress(step_, "validation");
     into = validate();
-    if (into) report.validation(step_, *into);
+    if (into && report) report->validation(step_, *into);
   };
+  // A signal reaches the ranks at different moments; all stop after the same update.
+  const auto stopped = [&] { return world_->all().sum(stop ? 1 : 0) > 0; };
   evaluate(outcome.validation_before);
   bool evaluated = true;
-  while (step_ < data_.steps && !stop) {
-    auto step = loader_->next(&stop);
+  bool stopping = stopped();
+  while (step_ < data_.steps && !stopping) {
+    world_->progress(step_ + 1, "loading data");
+    auto step = agreed(world_->all(), [&] { return loader_->next(world_->size() == 1 ? &stop : nullptr); });
     if (!step) break;
-    report.step(train_step(std::move(*step)));
+    const StepReport done = train_step(std::move(*step));
+    if (report) report->step(done);
     poll_save();
     evaluated = false;
     if (due(config_.validator.freq) && step_ < data_.steps) {
@@ -432,9 +464,10 @@ Trainer::Outcome Trainer::run(const std::atomic<bool>& stop) {
       evaluated = true;
     }
     if (due(config_.checkpoint.interval)) save();
+    stopping = stopped();
   }
   outcome.step = step_;
-  outcome.interrupted = step_ < data_.steps && stop;
+  outcome.interrupted = step_ < data_.steps && (stopping || (world_->size() == 1 && stop));
   check_finite();
   const std::exception_ptr save_error = save_at_end();
   outcome.saved = config_.checkpoint.enable && !save_error;

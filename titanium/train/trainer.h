@@ -28,7 +28,8 @@ class Trainer {
   // Reads everything that the run needs and that can be wrong: the folders it will write to, weights or the
   // checkpoint to resume, data.  Errors: see error.h.  Nothing but the lock is written before the first
   // update.
-  Trainer(Config config, Log& log);
+  // Over the ranks of `world` (null: one), which all get the same outcome or the same error.
+  Trainer(Config config, Log& log, std::shared_ptr<World> world = nullptr);
   ~Trainer();
 
   struct Outcome {
@@ -46,7 +47,10 @@ class Trainer {
   const Session& session() const { return session_; }
 
  private:
+  bool leads() const { return world_->rank() == 0; }  // writes what is written once
+  std::unique_ptr<RunLock> lock_folder() const;
   void check_folders() const;
+  void check_export_folder() const;
   std::unique_ptr<Checkpointer> make_checkpointer();
   std::filesystem::path resume_from() const;
   // Weights, and where a run goes on its optimizer state and what that run saved with them.
@@ -71,6 +75,7 @@ class Trainer {
   // In the order in which they are made: what can be wrong and is quickly read comes first.
   Config config_;
   Log& log_;
+  std::shared_ptr<World> world_;
   std::unique_ptr<RunLock> lock_;
   Session session_;
   std::unique_ptr<Optimizer> optimizer_;
