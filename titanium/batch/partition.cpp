@@ -244,6 +244,7 @@ std::vector<Groups> micro_batches(std::span<const std::vector<int64_t>> lengths_
       k = std::max(k, (tokens + options.budget - 1) / options.budget);
     }
   }
+  if (k > 0) k = std::max(k, options.at_least);
   for (k = round_up(k, options.divisor);; k += options.divisor) {
     bool all_fit = true;
     for (size_t r = 0; r < ranks; ++r) {

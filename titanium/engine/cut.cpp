@@ -65,16 +65,19 @@ MicroBatching resolve(const MicroBatching& micro, const EngineRunConfig& config,
 }
 
 std::vector<PackedBatch> cut(const std::vector<WeighedSample>& samples, const MicroBatching& micro,
-                             const EngineRunConfig& config, bool keep_groups) {
+                             const EngineRunConfig& config, bool keep_groups, int64_t at_least) {
   if (samples.empty()) return {};
   PackOptions options;
   options.keep_groups = keep_groups;
+  options.pad_to_multiple = config.dims.tp;
   if (micro.max_tokens > 0) {
     options.split.budget =
         micro.max_tokens * config.dims.cp;  // context parallelism shares a micro-batch's tokens
     options.split.budget_key =
         config.dims.cp == 1 ? kBudgetKey : fmt::format("{} x context_parallel_size", kBudgetKey);
     options.split.divisor = micro.count_divisor;
+    options.split.at_least = at_least;
+    options.split.allow_empty = at_least > 1;
     return pack(samples, options);
   }
   const auto n = static_cast<int64_t>(samples.size());
