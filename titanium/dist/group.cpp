@@ -50,7 +50,9 @@ void Pending::wait() {
 }
 
 Pending::~Pending() {
-  if (work_) work_->wait();
+  // A rank that unwinds does not wait for the others: they may wait for it, and only what catches the error
+  // can tell them.  The work keeps its tensor alive.
+  if (work_ && std::uncaught_exceptions() == 0) work_->wait();
 }
 
 Pending& Pending::operator=(Pending&& other) noexcept {

@@ -14,7 +14,8 @@ class Transport;
 enum class ReduceOp { kSum, kMax, kMin };
 
 // A collective under way in the group's own thread.  wait() returns when its tensor may be used, or throws
-// what the collective threw.  Destroying it waits too, and drops the error.
+// what the collective threw.  Destroying it waits too, and drops the error; but not while an exception
+// unwinds.
 class Pending {
  public:
   class Work;
