@@ -219,8 +219,8 @@ void TitanEngine::check_samples(const EngineBatch& batch) const {
     throw BadData("temperature {} is not finite and > 0", *batch.temperature);
 }
 
-Counts TitanEngine::global_counts(const EngineBatch& batch) const {
-  const Counts own = count(batch.samples);
+Counts TitanEngine::global_counts(const std::vector<Sample>& samples, const EngineBatch& batch) const {
+  const Counts own = agreed(world_->all(), [&] { return count(samples); });
   if (!batch.counts) return sum_over(mesh_.data(), own);
   agree(world_->all(), [&] {
     if (batch.counts->tokens < own.tokens || batch.counts->sequences < own.sequences) {
@@ -238,7 +238,7 @@ std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const
     samples[i].index = static_cast<int64_t>(i);
     if (batch.temperature) samples[i].temperature = *batch.temperature;
   }
-  const Counts counts = global_counts(batch);
+  const Counts counts = global_counts(samples, batch);
   MicroBatching micro;
   std::vector<WeighedSample> weighed;
   agree(world_->all(), [&] {

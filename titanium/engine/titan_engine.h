@@ -66,7 +66,7 @@ class TitanEngine : public BaseEngine {
   void require_optimizer(const char* call) const;
   bool leads() const { return world_->rank() == 0; }  // writes what is written once
   void check_samples(const EngineBatch& batch) const;
-  Counts global_counts(const EngineBatch& batch) const;
+  Counts global_counts(const std::vector<Sample>& samples, const EngineBatch& batch) const;
   std::vector<PackedBatch> pack_batch(const EngineBatch& batch, const Loss* loss, bool forward_only) const;
   double step(bool zero_grad);
   void zero_gradients();
