@@ -68,13 +68,13 @@ struct Given {
   at::Tensor dx, dw;
 };
 
-using Run = std::function<Given(const Case&, const TestHandle& weight, const VocabSlice* slice)>;
+using Pass = std::function<Given(const Case&, const TestHandle& weight, const VocabSlice* slice)>;
 
 // One rank against the vocabulary cut at `cuts` (0, ..., V); every rank must have the same bits as the first.
-void expect_equal_over_slices(const Case& c, const std::vector<int64_t>& cuts, const Run& run, double values,
-                              double gradients) {
+void expect_equal_over_slices(const Case& c, const std::vector<int64_t>& cuts, const Pass& pass,
+                              double values, double gradients) {
   TestHandle whole(c.w.clone());
-  Given want = run(c, whole, nullptr);
+  Given want = pass(c, whole, nullptr);
   want.dw = whole.sink;
   const int count = static_cast<int>(cuts.size()) - 1;
   Ranks ranks(count);
@@ -85,7 +85,7 @@ void expect_equal_over_slices(const Case& c, const std::vector<int64_t>& cuts, c
     TestHandle weight(c.w.narrow(0, cuts[rank], cuts[rank + 1] - cuts[rank]).clone());
     const VocabSlice slice{cuts[rank], c.w.size(0),
                            [&](const at::Tensor& t) { return ranks.gather(rank, t); }};
-    got[rank] = run(mine, weight, &slice);
+    got[rank] = pass(mine, weight, &slice);
     weight.run_queue();
     got[rank].dw = weight.sink;
   });
@@ -151,11 +151,11 @@ TEST(VocabSlices, ASliceWithoutAnyLabelAndTokensWithoutOne) {
 TEST(VocabSlices, LogProbsAlone) {
   at::manual_seed(4);
   const Case c(30, 7, 101, at::kDouble);
-  const Run run = [](const Case& c, const TestHandle& weight, const VocabSlice* slice) {
+  const Pass pass = [](const Case& c, const TestHandle& weight, const VocabSlice* slice) {
     const at::Tensor logprob = linear_logprob(c.x, weight, c.labels, {}, {}, {}, slice).logprob;
     return Given{{logprob.detach()}, grad({logprob.sum()}, {c.x})[0], {}};
   };
-  expect_equal_over_slices(c, kCuts[2], run, 1e-12, 1e-12);
+  expect_equal_over_slices(c, kCuts[2], pass, 1e-12, 1e-12);
 }
 
 TEST(VocabSlices, OneSliceHasAlmostAllOfTheProbability) {
