@@ -68,9 +68,6 @@ at::Tensor AttentionPart::forward(const at::Tensor& x, const BlockInput& in) con
 at::Tensor AttentionPart::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const BlockInput& in) const {
   if (!in.cache) return attention(q, k, v, {in.bounds, in.bounds, s_.window});
-  if (tp_.size() > 1) {
-    throw BadConfig("decoding needs parallelism.tensor_parallel_degree 1; given {}", tp_.size());
-  }
   std::vector<at::Tensor> parts;
   for (size_t d = 0; d + 1 < in.bounds.size(); ++d) {
     const int64_t begin = in.bounds[d], T = in.bounds[d + 1] - begin;
@@ -127,6 +124,9 @@ EmbedBlock::EmbedBlock(int64_t V, int64_t D, Weights w, const Tp& tp) : tp_(tp),
 }
 
 at::Tensor EmbedBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput&) const {
+  if (in.cache && tp_.size() > 1) {
+    throw BadConfig("generating text needs parallelism.tensor_parallel_degree 1; given {}", tp_.size());
+  }
   return scatter_rows(embedding(in.tokens, *weight_, /*anchor=*/x, slice_.get()), tp_);  // [t, D]
 }
 
