@@ -1,6 +1,8 @@
 // Hugging Face folders and many ranks, as threads.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "titanium/formats/test_util.h"
 #include "titanium/weights/hf_export.h"
 #include "titanium/weights/hf_load.h"
@@ -101,6 +103,55 @@ TEST(LoadHfRanks, WhatOneRankFindsIsRefusedByAll) {
   EXPECT_SAYS(error, "are one weight (tie_word_embeddings)");
   fs::remove(folder / "tied/model.safetensors");
   EXPECT_SAYS(load(), "BadCheckpoint: rank 0: ");
+}
+
+std::map<std::string, std::string> files_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    files[entry.path().filename().string()] = read_file(entry.path());
+  return files;
+}
+
+TEST(ExportHfRanks, TheBytesAreThoseOfOneRank) {
+  const TempFolder folder;
+  const HfExportOptions all[] = {
+      {}, {.dtype = Dtype::BF16, .max_shard_bytes = 2000, .owner = "me"}, {.dtype = Dtype::F64}};
+  for (const HfExportOptions& options : all) {
+    fs::remove_all(folder / "one");
+    export_on_one(folder / "one", options);
+    for (const Layout& layout : kLayouts) {
+      fs::remove_all(folder / "many");
+      on_ranks(layout, [&](ToyRank& rank) {
+        rank.fill();
+        export_hf(*rank.store, Json::object(), folder / "many", options);
+      });
+      EXPECT_EQ(files_of(folder / "many"), files_of(folder / "one")) << ::testing::PrintToString(layout);
+    }
+  }
+  EXPECT_GT(files_of(folder / "one").size(), 1u);
+}
+
+TEST(ExportHfRanks, WhatFailsOnOneFailsOnAllAndKeepsTheOlder) {
+  const TempFolder folder;
+  export_on_one(folder / "out");
+  const auto before = files_of(folder / "out");
+  const auto errors_of = [&](const Json& config, const HfExportOptions& options) {
+    std::vector<std::string> errors(4);
+    on_ranks({1, 2, 2}, [&](ToyRank& rank) {
+      try {
+        export_hf(*rank.store, config, folder / "out", options);
+      } catch (const std::exception& e) {
+        errors[rank.mesh.rank()] = e.what();
+      }
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, errors[0]);
+    EXPECT_EQ(files_of(folder / "out"), before);
+    EXPECT_EQ(folder.files(), 1u);
+    return errors[0];
+  };
+  EXPECT_SAYS(errors_of(Json::object(), {}), "rank 0: ");
+  EXPECT_SAYS(errors_of(Json::object(), {}), "exists already");
+  EXPECT_SAYS(errors_of({{"a", "\xff"}}, {.overwrite = true}), "rank 0: ");
 }
 
 }  // namespace
