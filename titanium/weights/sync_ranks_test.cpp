@@ -1,11 +1,14 @@
 // The stream of weights on many ranks, as threads.
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
 #include <map>
 
 #include "titanium/formats/test_util.h"
 #include "titanium/weights/hash.h"
 #include "titanium/weights/sync.h"
+#include "titanium/weights/test_memory.h"
 #include "titanium/weights/toy_ranks.h"
 
 namespace titanium {
@@ -113,6 +116,39 @@ TEST(StreamRanks, LargeMatricesInManyRounds) {
           {}, 1200);
     }
   }
+}
+
+constexpr int64_t kBucketMb = 4, kRows = 8000;  // two matrices of 16 MB
+
+// Run by StreamRanksMemory in a process of its own.
+TEST(StreamRanksChild, DISABLED_Memory) {
+  on_ranks(
+      {1, 2, 2},
+      [&](ToyRank& rank) {
+        rank.fill();
+        rank.mesh.all().barrier();
+        if (rank.mesh.rank() == 0) std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
+        const int64_t before = testing::status_kb("VmRSS");
+        rank.mesh.all().barrier();
+        uint64_t bytes = 0;
+        TensorStream stream = get_per_tensor_param(*rank.store, {.bucket_bytes = kBucketMb << 20});
+        while (const auto tensor = stream.next()) bytes += tensor->tensor.nbytes();
+        rank.mesh.all().barrier();
+        if (rank.mesh.rank() == 0)
+          std::printf("extra %ld bytes %lu\n", testing::status_kb("VmHWM") - before, bytes);
+      },
+      {}, kRows);
+}
+
+TEST(StreamRanksMemory, IsTwoBucketsAndTheLargestTensorEach) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory is larger than what is measured";
+#endif
+  const auto [extra, bytes] = testing::memory_of("StreamRanksChild.DISABLED_Memory");
+  EXPECT_GT(bytes, 2u * kRows * 1000 * 2);
+  const long bound = 4 * (2 * kBucketMb * 1024 + kRows * 1000 * 2 / 1024);
+  EXPECT_LE(extra, bound);
+  EXPECT_GE(extra, bound / 4);  // the measure sees what there is
 }
 
 TEST(StreamRanks, OneThatClosesEarlyEndsTheStreamOfAll) {
