@@ -2,11 +2,11 @@
 // element is a function of (name, element), so that each rank knows what it must hold.
 #pragma once
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
