@@ -157,6 +157,19 @@ class Training(unittest.TestCase):
         group["lr"] = 1e-2
         engine.optimizer_step()
 
+    def test_a_scope_ends_whatever_stands_in_param_groups(self):
+        engine, rows = self.engine, batch()
+        (group,) = engine.param_groups
+        with self.assertRaisesRegex(titanium.BadConfig, "lr"):
+            with engine.train_mode(zero_grad_on_exit=False):
+                engine.forward_backward_batch(rows, "sft")
+                group["lr"] = -1.0
+                engine.optimizer_step()
+        group["lr"] = 1e-2
+        self.assertEqual(engine.optimizer_step(), 0.0, "an exception passed: gradients are zeroed")
+        with self.assertRaisesRegex(titanium.BadConfig, "no mode"):
+            engine._call("exit_mode")
+
     def test_weights_are_those_of_the_file(self):
         engine = self.engine
         file = common.read_safetensors(os.path.join(common.model(), "model.safetensors"))
