@@ -427,12 +427,11 @@ class _Folder:
                 index = {**self._index, "weight_map": dict(self._index["weight_map"])}
                 index["metadata"] = {**index["metadata"], _VERSION: str(version)}
                 index["weight_map"].update((name, os.path.basename(f.path)) for name, f in self._file_of.items())
-                self._write_index(index)  # from here the new files count
-                self._index = index
+                self._write_index(index)
         except OSError as error:
             if self._index is not None:
                 for path in placed:
-                    _remove(path)
+                    self._remove_unnamed(os.path.basename(path))
             raise BadCheckpoint(f"{self.what}: cannot be put in place: {error}") from error
         self.version = version
         if self._index is not None:
@@ -449,6 +448,7 @@ class _Folder:
             if self._fsync:
                 os.fsync(file.fileno())
         os.replace(path + _PARTIAL, path)
+        self._index = index  # from here the new files count, whatever fails
         if self._fsync:
             _sync_folder(self.what)
 

@@ -7,12 +7,13 @@ import struct
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "python"))
 
 from titanium import xxh64  # noqa: E402
-from titanium.errors import BadConfig, BadData  # noqa: E402
+from titanium.errors import BadCheckpoint, BadConfig, BadData  # noqa: E402
 from titanium.receiver import Receiver, parse_safetensors  # noqa: E402
 
 LIBRARIES = {}
@@ -268,6 +269,33 @@ class FolderTest(unittest.TestCase):
                     file.write(b"of a receiver that was killed")
             receiver.take_all(MESSAGES)
             self.assertEqual(len(os.listdir(folder)), len(before))
+
+    def test_a_failure_after_the_index_keeps_the_new_files(self):
+        import json
+
+        from titanium import receiver
+
+        for folder, shards in self.folders():
+            if shards == 1:
+                continue
+            before = files_of(folder)
+            for calls in (1, 2):  # of the folder's flushes, which one fails: before the new index, after it
+                left = iter(range(calls - 1))
+
+                def fail(path):
+                    if next(left, None) is None:
+                        raise OSError("no such luck")
+
+                with unittest.mock.patch.object(receiver, "_sync_folder", fail):
+                    with self.assertRaisesRegex(BadCheckpoint, "no such luck"):
+                        Receiver(folder).take_all(MESSAGES)
+                if calls == 1:
+                    self.assertEqual(files_of(folder), before)
+            self.assertEqual(Receiver(folder).version, 7)
+            index = json.loads(read(os.path.join(folder, "model.safetensors.index.json")))
+            for name, file in index["weight_map"].items():
+                tensors = parse_safetensors(read(os.path.join(folder, file)), file)[1]
+                self.assertEqual(bytes(tensors[name].data), bytes(TENSORS[name].data), name)
 
     def test_reports_and_refusals(self):
         for folder, shards in self.folders():
