@@ -224,6 +224,10 @@ std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const
       throw BadData("the global batch is said to have {} trained tokens in {} sequences; {} in {} are here",
                     counts.tokens, counts.sequences, own.tokens, own.sequences);
     }
+    if (counts.sequences + counts.untrained < own.sequences + own.untrained) {
+      throw BadData("the global batch is said to have {} sequences and {} untrained ones; {} and {} are here",
+                    counts.sequences, counts.untrained, own.sequences, own.untrained);
+    }
   } else {
     counts.tokens = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.tokens)));
     counts.sequences = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.sequences)));
@@ -257,9 +261,9 @@ EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const
       request.wants.sum_pi_squared = batch.calculate_sum_pi_squared;
     }
     // A value after the last token is a value too.
-    request.rows = !returns                     ? HeadRows::kWeighted
-                   : head_ == ModelHead::kValue ? HeadRows::kAll
-                                                : HeadRows::kLabelled;
+    request.rows = !returns && !loss->wants_all_labels() ? HeadRows::kWeighted
+                   : head_ == ModelHead::kValue          ? HeadRows::kAll
+                                                         : HeadRows::kLabelled;
     gradients_ = gradients_ || !forward_only;
     try {
       result = session_->step->run(batches, request);
