@@ -271,6 +271,12 @@ TEST(Engine, OffloadGivesBackWhatItCanAndChangesNothing) {
       if (unit->has_grad()) return true;
     return false;
   };
+  const auto has_casts = [](const TestEngine& engine) {
+    for (const auto& unit : engine->session().store->units())
+      if (unit->current().defined()) return true;
+    return false;
+  };
+  EXPECT_FALSE(has_casts(leaves));
   for (int step = 0; step < 3; ++step) {
     for (TestEngine* engine : {&stays, &leaves}) {
       auto scope = (*engine)->train_mode();
@@ -280,7 +286,11 @@ TEST(Engine, OffloadGivesBackWhatItCanAndChangesNothing) {
       (*engine)->infer_batch(some());
     }
     EXPECT_FALSE(has_gradients());
+    EXPECT_FALSE(has_casts(leaves));
+    EXPECT_TRUE(has_casts(stays));
   }
+  stays.engine->to("cpu");
+  EXPECT_FALSE(has_casts(stays));
   {
     auto scope = leaves->train_mode({.zero_grad_on_exit = false});
     leaves->forward_backward_batch(some(), &loss, false);
