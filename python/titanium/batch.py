@@ -118,7 +118,7 @@ def decode_output(message, arrays):
         offsets, rows = arrays(tensors["offsets"]), raw_to_list(tensors["offsets"])
         output = {name: Jagged(arrays(tensors[f"model_output.{name}"]), offsets, rows) for name in names}
     reports = {
-        name: {"sum": float(r["sum"]), "count": float(r["count"]), "op": r["op"]}
+        name: {"op": r["op"], **{key: float(r[key]) for key in ("sum", "count", "spread") if key in r}}
         for name, r in message.body["metrics"].items()
     }
     return {

@@ -13,6 +13,7 @@ from .process import ServerProcess, describe_status, find_binary, open_pidfd, pe
 from .wire import Channel, ConnectionLost, Message, json_number
 
 _END = 10.0  # seconds that a server has to end by itself
+_ENDS = ("close", "exit_mode", "exit_disable_adapter")  # reach the engine whatever stands in param_groups
 
 
 def spawn(
@@ -332,7 +333,7 @@ class Engine:
     def _call(self, method, args=None, tensors=None, loss=None):
         with self._calling(method):
             self._settle_stream()
-            if method != "close":
+            if method not in _ENDS:
                 self._push_groups()
             return self._exchange(method, args, tensors, loss)
 

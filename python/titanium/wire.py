@@ -207,7 +207,9 @@ class Channel:
                 if fds is None:
                     done = self.socket.recv_into(view)
                 else:
-                    data, ancillary, flags, _ = self.socket.recvmsg(len(view), socket.CMSG_SPACE(4 * 4))
+                    # A program that another thread starts meanwhile inherits none of them.
+                    room = socket.CMSG_SPACE(4 * 4)
+                    data, ancillary, _, _ = self.socket.recvmsg(len(view), room, socket.MSG_CMSG_CLOEXEC)
                     done = len(data)
                     view[:done] = data
                     for level, kind, payload in ancillary:

@@ -9,6 +9,7 @@ import common
 import numpy as np
 import titanium
 from common import batch, sft_loss, spawn, to_numpy
+from titanium.receiver import Receiver
 
 
 def weights(engine, **options):
@@ -156,6 +157,19 @@ class Training(unittest.TestCase):
         group["lr"] = 1e-2
         engine.optimizer_step()
 
+    def test_a_scope_ends_whatever_stands_in_param_groups(self):
+        engine, rows = self.engine, batch()
+        (group,) = engine.param_groups
+        with self.assertRaisesRegex(titanium.BadConfig, "lr"):
+            with engine.train_mode(zero_grad_on_exit=False):
+                engine.forward_backward_batch(rows, "sft")
+                group["lr"] = -1.0
+                engine.optimizer_step()
+        group["lr"] = 1e-2
+        self.assertEqual(engine.optimizer_step(), 0.0, "an exception passed: gradients are zeroed")
+        with self.assertRaisesRegex(titanium.BadConfig, "no mode"):
+            engine._call("exit_mode")
+
     def test_weights_are_those_of_the_file(self):
         engine = self.engine
         file = common.read_safetensors(os.path.join(common.model(), "model.safetensors"))
@@ -179,6 +193,33 @@ class Training(unittest.TestCase):
         again.close()
         again.close()
         self.assertEqual(list(again), [])
+
+    def test_a_receiver_takes_the_stream(self):
+        engine = self.engine
+        with open(os.path.join(common.model(), "model.safetensors"), "rb") as file:
+            original = file.read()
+        exact = common.read_safetensors(os.path.join(common.model(), "model.safetensors"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.safetensors")
+            with open(path, "wb") as file:  # the right layout, other weights
+                size = 8 + int.from_bytes(original[:8], "little")
+                file.write(original[:size] + bytes(len(original) - size))
+            receiver = Receiver(folder, fsync=False)
+            report = receiver.take_stream(engine.get_per_tensor_param(dtype="float32", bucket_bytes=100_000))
+            self.assertEqual((report.updated, report.not_updated, report.unknown), (len(exact), [], []))
+            self.assertEqual(common.read_safetensors(path), exact)
+            self.assertEqual(receiver.version, report.version)
+        arrays = {}
+        Receiver(arrays, create=True, arrays=common.ARRAYS).take_stream(engine.get_per_tensor_param(dtype="float32"))
+        self.assertEqual({name: to_numpy(array).tobytes() for name, array in arrays.items()}, {n: b for n, (_, b) in exact.items()})
+        for array in arrays.values():
+            array[...] = 7
+        last = list(arrays)[-1]
+        arrays[last] = arrays[last][1:]
+        with self.assertRaisesRegex(titanium.BadData, last):  # known before the first is written
+            Receiver(arrays).take_stream(engine.get_per_tensor_param(dtype="float32"))
+        self.assertTrue(all(bool((array == 7).all()) for array in arrays.values()))
+        engine.optimizer_step()  # the stream that was refused is closed
 
     def test_bfloat16(self):
         engine = self.engine
@@ -303,8 +344,11 @@ class Training(unittest.TestCase):
 
     def test_values_that_are_not_finite_cross(self):
         rows = batch(micro={"given": [[0, 1, 2, 3]]})
-        answer = {"loss": float("nan"), "metrics": {"x": float("inf")}}
+        deviation = {"sum": 6.0, "count": 2, "spread": 8.0, "op": "std"}  # of 1 and 5
+        answer = {"loss": float("nan"), "metrics": {"x": float("inf"), "std": deviation}}
         result = self.engine.infer_batch(rows, lambda i, stats: answer)
+        self.assertEqual(result["metrics"]["std"], 2.0)
+        self.assertEqual(result["reports"]["std"], deviation)
         self.assertNotEqual(result["loss"][0], result["loss"][0])
         self.assertEqual(result["metrics"]["x"], float("inf"))
 

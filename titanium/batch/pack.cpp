@@ -178,6 +178,10 @@ std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Pack
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Groups& groups,
                               const PackOptions& options) {
   const int64_t budget = with_room_for_filler(options).budget;
+  for (const WeighedSample& w : samples) {  // of all: what a loss finds must not depend on the cut
+    check_names(samples[0].sample.columns, w.sample.columns, w.sample.index);
+    check_names(samples[0].sample.seq_columns, w.sample.seq_columns, w.sample.index);
+  }
   std::vector<PackedBatch> out;
   out.reserve(groups.size());
   std::vector<char> placed(samples.size(), 0);

@@ -227,6 +227,10 @@ Counts TitanEngine::global_counts(const std::vector<Sample>& samples, const Engi
       throw BadData("the global batch is said to have {} trained tokens in {} sequences; {} in {} are here",
                     batch.counts->tokens, batch.counts->sequences, own.tokens, own.sequences);
     }
+    if (batch.counts->sequences + batch.counts->untrained < own.sequences + own.untrained) {
+      throw BadData("the global batch is said to have {} sequences and {} untrained ones; {} and {} are here",
+                    batch.counts->sequences, batch.counts->untrained, own.sequences, own.untrained);
+    }
   });
   return *batch.counts;
 }
@@ -277,9 +281,9 @@ EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const
       request.wants.sum_pi_squared = batch.calculate_sum_pi_squared;
     }
     // A value after the last token is a value too.
-    request.rows = !returns                     ? HeadRows::kWeighted
-                   : head_ == ModelHead::kValue ? HeadRows::kAll
-                                                : HeadRows::kLabelled;
+    request.rows = !returns && !loss->wants_all_labels() ? HeadRows::kWeighted
+                   : head_ == ModelHead::kValue          ? HeadRows::kAll
+                                                         : HeadRows::kLabelled;
     gradients_ = gradients_ || !forward_only;
     try {
       result = session_->step->run(batches, request);

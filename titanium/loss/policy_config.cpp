@@ -48,9 +48,8 @@ void PolicyLossConfig::check() const {
   if (averaging() == Averaging::kSeqMeanTokenSumNorm) {
     if (!loss_scale_factor) {
       throw BadConfig(
-          "loss_scale_factor is not given; loss_agg_mode = seq-mean-token-sum-norm needs a number > 0 (not "
-          "the "
-          "width of a batch, which would make the loss depend on its padding)");
+          "loss_scale_factor is not given; allowed with loss_agg_mode = seq-mean-token-sum-norm: a number "
+          "> 0 (not the width of a batch: the loss would depend on its padding)");
     }
     require(*loss_scale_factor > 0, "loss_scale_factor", *loss_scale_factor, "a number > 0");
   }

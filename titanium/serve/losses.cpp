@@ -28,10 +28,9 @@ class Settings {
   }
   void read(const char* key, std::optional<double>& value) {
     double given = 0;
-    if (has(key))
-      read(key, given), value = given;
-    else
-      known_.emplace_back(key);
+    const bool is_given = has(key);
+    read(key, given);
+    if (is_given) value = given;
   }
   void read(const char* key, bool& value) {
     read(

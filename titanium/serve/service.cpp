@@ -321,11 +321,8 @@ Message Service::do_weights_begin(const Message& call) {
 Message Service::do_weights_next(const Message& call) {
   const Arguments args(call, {"stream"});
   Message reply = Message::reply_to(call);
-  if (args.integer("stream") != streams_)
-    throw BadConfig("weights_next: stream {} has ended", args.integer("stream"));
-  if (!stream_) {
-    throw BadConfig("weights_next: stream {} has ended", streams_);
-  }
+  const int64_t wanted = args.integer("stream");
+  if (!stream_ || wanted != streams_) throw BadConfig("weights_next: stream {} has ended", wanted);
   const std::optional<Bucket> bucket = stream_->next();
   if (!bucket) {
     reply.body = {{"end", true}, {"checksum", fmt::format("{:016x}", stream_->checksum())}};

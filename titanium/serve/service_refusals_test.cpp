@@ -246,6 +246,7 @@ TEST(ServiceRefusals, SplitsCountsAndLosses) {
            {"BadConfig", {{"loss", {{"name", "sft"}, {"clip", 1}}}}, "clip"},
            {"BadConfig", {{"loss", {{"name", "policy"}, {"clip_ratio", "some"}}}}, "clip_ratio"},
            {"BadData", {{"loss", {{"name", "policy"}}}}, "column"},
+           {"BadConfig", {{"loss", {{"name", "value"}}}}, "needs the values"},
            {"BadConfig", {{"loss", {{"name", "external"}, {"clip", 1}}}}, "no settings"},
            {"BadConfig", {{"forward_only", true}}, "is of forward_backward_batch"}}) {
     expect_refused(client, with_batch("infer_batch", four_rows(), args), kind, text);
