@@ -73,8 +73,10 @@ def to_raw(value, what="array"):
         if all(isinstance(x, int) for x in values):
             return Raw("I64", (len(values),), memoryview(array.array("q", values)).cast("B") if values else b"")
         return Raw("F64", (len(values),), memoryview(array.array("d", values)).cast("B"))
-    except (TypeError, OverflowError) as error:
-        raise BadData(f"{what}: a {type(value).__name__} is not an array of numbers ({error})") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadData(
+            f"{what}: a {type(value).__name__} is not a flat array of numbers ({error}); rows go end to end, with offsets"
+        ) from None
 
 
 def raw_to_list(raw):

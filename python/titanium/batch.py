@@ -32,6 +32,16 @@ class Jagged:
     def __repr__(self):
         return f"Jagged(rows={len(self)}, values={self._rows[-1]})"
 
+    def by_token(self):
+        """As a column of a batch: entry i of a row is about its token i, where results have entry t for token t + 1.  The
+        entry of a row's first token is 0."""
+        flat, moved = self.values, self.values.clone() if hasattr(self.values, "clone") else self.values.copy()
+        moved[1:] = flat[:-1]
+        for begin, end in zip(self._rows, self._rows[1:]):
+            if end > begin:
+                moved[begin] = 0
+        return Jagged(moved, self.offsets, self._rows)
+
     def nested(self):
         """A torch jagged nested tensor [rows, j]."""
         import torch
@@ -50,7 +60,24 @@ class Stats:
         self.offsets = arrays(message.tensors["offsets"])  # [D + 1], bounds of the documents in T
         self.sample = raw_to_list(message.tensors["sample"])  # [D], the row of the batch that each document is
         self.forward_only = message.body["forward_only"]
-        self._rows = raw_to_list(message.tensors["offsets"])
+        self._rows, self._arrays = raw_to_list(message.tensors["offsets"]), arrays
+
+    def column(self, values, offsets=None):
+        """What belongs here of a column [N] of the batch, whose entry i is about token i: [T], entry t about token t + 1 as
+        in the statistics, 0 at the end of a document and in filler.  offsets: of the batch, unless `values` is jagged."""
+        raw, own = _flat(values, "column")
+        if offsets is None and own is None:
+            raise BadData("column: offsets of the batch are needed with values that are flat")
+        bounds = [int(b) for b in self._arrays(own if offsets is None else to_raw(offsets, "column: offsets"))]
+        if bounds[-1] != raw.shape[0]:
+            raise BadData(f"column: {raw.shape[0]} values, but the offsets end at {bounds[-1]}")
+        flat = self._arrays(raw)
+        out = self._arrays.library.zeros(self._rows[-1], dtype=flat.dtype)
+        for document, row in zip(self._rows, self.sample):
+            if row >= 0:
+                begin, end = bounds[row : row + 2]
+                out[document : document + end - begin - 1] = flat[begin + 1 : end]
+        return out
 
     def jagged(self, name):
         """A statistic by document."""
@@ -68,6 +95,8 @@ def _flat(value, what):
     if isinstance(value, Jagged):
         return to_raw(value.values, what), to_raw(value.offsets, what)
     if _is_nested(value):
+        if not hasattr(value, "offsets"):
+            raise BadData(f"{what}: a nested tensor must have layout=torch.jagged")
         return to_raw(value.values(), what), to_raw(value.offsets(), what)
     return to_raw(value, what), None
 
@@ -102,6 +131,8 @@ def encode_batch(batch):
             tensors[f"{kind}.{name}"], _ = _flat(values, f"batch: {kind} {name!r}")
     micro = batch.get("micro")
     if micro is not None:
+        if not isinstance(micro, dict):
+            raise BadData(f'batch: micro is {micro!r}, expected a dict, such as {{"max_tokens": 8192}}')
         if "given" in micro:
             micro = {**micro, "given": [[int(i) for i in group] for group in micro["given"]]}
         args["micro"] = micro

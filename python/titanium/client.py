@@ -539,7 +539,10 @@ def _encode_loss_answer(answer, reply):
     for name, value in (answer.get("metrics") or {}).items():
         if not isinstance(value, dict):
             value = {"sum": value}
-        numbers = {key: json_number(part) for key, part in {"count": 1, **value}.items() if key != "op"}
+        try:
+            numbers = {key: json_number(part) for key, part in {"count": 1, **value}.items() if key != "op"}
+        except (TypeError, ValueError, RuntimeError):
+            raise BadData(f"loss callable: metric {name!r} is {value!r}; allowed: a number, or a dict of sum, count, op") from None
         metrics[str(name)] = {**numbers, "op": str(value.get("op", "mean"))}
     reply.body = {"loss": json_number(answer["loss"]), "metrics": metrics}
     for name, gradient in (answer.get("gradients") or {}).items():
@@ -564,7 +567,10 @@ def autograd_loss(function):
                 setattr(stats, name, leaf)
                 leaves[name] = leaf
         with torch.set_grad_enabled(not stats.forward_only):
-            value, metrics = function(i, stats)
+            answer = function(i, stats)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], torch.Tensor):
+            raise BadData(f"autograd_loss: the function answered {type(answer).__name__}, expected (scalar tensor, metrics)")
+        value, metrics = answer
         if stats.forward_only or not value.requires_grad:
             return {"loss": float(value), "metrics": metrics}
         value.backward()

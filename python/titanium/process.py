@@ -17,12 +17,13 @@ _TAIL = 40  # lines of stderr that an error can show
 
 def find_binary(binary=None):
     """The `titanium` command: given, $TITANIUM_BINARY, on PATH, or in the build folder of a source tree."""
+    source = "binary"
     if binary is None:
-        binary = os.environ.get("TITANIUM_BINARY")
+        source, binary = "$TITANIUM_BINARY", os.environ.get("TITANIUM_BINARY") or None
     if binary is not None:
         binary = os.fspath(binary)
         if not os.access(binary, os.X_OK) or os.path.isdir(binary):
-            raise BadConfig(f"{binary} is not a program: it must be the `titanium` command")
+            raise BadConfig(f"{source} is {binary!r}, which is not a program: it must be the `titanium` command")
         return binary
     folders = os.environ.get("PATH", "").split(os.pathsep)
     tree = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

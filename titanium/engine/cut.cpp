@@ -58,7 +58,8 @@ MicroBatching resolve(const MicroBatching& micro, const EngineRunConfig& config,
   }
   if (out.max_tokens == 0 && out.sequences == 0) {
     throw BadConfig(
-        "neither the batch nor engine.{} (use_dynamic_bsz = {}) says how a batch becomes micro-batches",
+        "neither the batch (micro) nor engine.{} (use_dynamic_bsz = {}) says how a batch becomes "
+        "micro-batches",
         config.use_dynamic_bsz ? kBudgetKey : kSequencesKey, config.use_dynamic_bsz);
   }
   return out;

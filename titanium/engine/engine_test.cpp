@@ -411,6 +411,23 @@ TEST(ValueEngine, Trains) {
   EXPECT_THROW(engine->infer_batch(batch), BadConfig);
 }
 
+TEST(Engine, ALossForTheOtherKindOfModelIsRefused) {
+  EngineBatch batch = some();
+  for (Sample& sample : batch.samples) {
+    for (const char* name : {"values", "returns", "old_log_probs", "advantages"})
+      sample.columns[name].assign(sample.ids.size(), 1.0);
+  }
+  TestEngine language(engine_json("llama3")), value(engine_json("llama3"), "value_model");
+  const auto message = [&](TestEngine& engine, const Loss& loss) {
+    return message_of<BadConfig>([&] { engine->train_batch(batch, loss); });
+  };
+  EXPECT_NE(message(language, ValueLoss()).find("needs the values"), std::string::npos);
+  EXPECT_NE(message(value, PolicyLoss(PolicyLossConfig())).find("needs the log-probs"), std::string::npos);
+  EXPECT_EQ(language->optimizer_step(), 0);
+  EXPECT_GT(language->train_batch(batch, PolicyLoss(PolicyLossConfig())).metrics.at("grad_norm").value(), 0);
+  EXPECT_GT(value->train_batch(batch, ValueLoss()).metrics.at("grad_norm").value(), 0);
+}
+
 TEST(ValueEngine, ReadsTheHeadsThatTransformersWritesAndAgreesWithIt) {
   const TestFolder folder;
   struct Variant {

@@ -144,8 +144,11 @@ void TitanEngine::load_checkpoint(const fs::path& local_path) {
     latest = find_latest(local_path);
     for (const std::string& warning : latest.warnings) log_.warn("{}", warning);
     if (!latest.found) {
-      throw BadCheckpoint("{}: holds no complete checkpoint (checkpoint.load_contents asks for {})",
-                          local_path.string(), contents.model ? "model" : "extra");
+      throw BadCheckpoint(
+          "{}: holds no complete checkpoint (checkpoint.load_contents asks for {}); it must be the folder "
+          "that "
+          "save_checkpoint was given",
+          local_path.string(), contents.model ? "model" : "extra");
     }
     const Json train = read_manifest(latest.found->path).train;
     const std::string name = latest.found->path.string();

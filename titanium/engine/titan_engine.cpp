@@ -139,7 +139,7 @@ void TitanEngine::drop_casts() {
 
 void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool grad) {
   if (device != "cpu" && device != device_)
-    throw BadConfig("to(\"{}\"): this engine knows cpu and {}", device, device_);
+    throw BadConfig("to(\"{}\"): allowed: {}", device, device_ == "cpu" ? device_ : "cpu, " + device_);
   if (grad && !model) throw BadConfig("to(\"{}\"): gradients move with the model or not at all", device);
   (void)optimizer;  // its state is on the host already
   if (!session_) return;

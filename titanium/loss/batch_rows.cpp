@@ -55,7 +55,12 @@ Rows rows_of(const PackedBatch& batch) {
 }
 
 Column values_of(const at::Tensor& statistic, const PackedBatch& batch, const char* name) {
-  if (!statistic.defined()) throw BadConfig("the loss needs {}, which this model's head does not give", name);
+  if (!statistic.defined()) {
+    throw BadConfig(
+        "the loss needs {}, which this engine does not have: a language_model has log-probs, a value_model "
+        "values",
+        name);
+  }
   if (statistic.dim() != 1 || statistic.size(0) != batch.size()) {
     throw Bug("{} of {} tokens, but the batch has {}", name, statistic.numel(), batch.size());
   }

@@ -99,7 +99,7 @@ Message Service::answer(const Message& call) {
 }
 
 BaseEngine& Service::engine() {
-  if (!engine_) throw BadConfig("there is no engine yet: call create first");
+  if (!engine_) throw BadConfig("there is no engine yet: call create first (connect with a config)");
   return *engine_;
 }
 
