@@ -137,6 +137,7 @@ class DictTest(unittest.TestCase):
 
             def __init__(self, buckets, checksum):
                 self.buckets, self.checksum = buckets, checksum
+                self.specs = [(name, None, None) for bucket in buckets for name in bucket]
 
             def __iter__(self):
                 return iter(self.buckets)
