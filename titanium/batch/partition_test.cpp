@@ -220,5 +220,15 @@ TEST(Partition, PropertiesOverRandomBatches) {
   }
 }
 
+TEST(MicroBatches, NumbersAtTheEndOfTheirRange) {
+  const std::vector<int64_t> lengths{3, 4, 5};
+  SplitOptions options;
+  options.budget = INT64_MAX;
+  EXPECT_EQ(micro_batches(lengths, options), Groups({{0, 1, 2}}));
+  options.budget = 8;
+  options.divisor = INT64_MAX;
+  EXPECT_THROW(micro_batches(lengths, options), BadData);
+}
+
 }  // namespace
 }  // namespace titanium

@@ -129,7 +129,7 @@ void TitanEngine::drop_casts() {
 
 void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool grad) {
   if (device != "cpu" && device != device_)
-    throw BadConfig("to(\"{}\"): this engine knows cpu and {}", device, device_);
+    throw BadConfig("to(\"{}\"): this engine knows cpu{}", device, device_ == "cpu" ? "" : " and " + device_);
   if (grad && !model) throw BadConfig("to(\"{}\"): gradients move with the model or not at all", device);
   (void)optimizer;  // its state is on the host already
   if (!session_) return;
@@ -205,8 +205,9 @@ void TitanEngine::check_samples(const EngineBatch& batch) const {
       }
     }
   }
-  if (batch.temperature && !(std::isfinite(*batch.temperature) && *batch.temperature > 0))
-    throw BadData("temperature {} is not finite and > 0", *batch.temperature);
+  if (batch.temperature && !is_temperature(*batch.temperature))
+    throw BadData("temperature {} is not finite and > 0 (at least {})", *batch.temperature,
+                  kLeastTemperature);
 }
 
 std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const Loss* loss,
@@ -220,9 +221,14 @@ std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const
   Counts counts = own;
   if (batch.counts) {
     counts = *batch.counts;
-    if (counts.tokens < own.tokens || counts.sequences < own.sequences) {
-      throw BadData("the global batch is said to have {} trained tokens in {} sequences; {} in {} are here",
-                    counts.tokens, counts.sequences, own.tokens, own.sequences);
+    constexpr int64_t kMost = int64_t{1} << 53;  // they become weights, in double
+    if (counts.tokens < own.tokens || counts.sequences < own.sequences || counts.untrained < 0 ||
+        counts.tokens > kMost || counts.sequences > kMost || counts.untrained > kMost ||
+        counts.sequences + counts.untrained < own.sequences + own.untrained) {
+      throw BadData(
+          "the global batch is said to have {} trained tokens in {} sequences and {} sequences without any; "
+          "{} in {} and {} without are here (allowed: at least these, up to 2^53)",
+          counts.tokens, counts.sequences, counts.untrained, own.tokens, own.sequences, own.untrained);
     }
   } else {
     counts.tokens = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.tokens)));
