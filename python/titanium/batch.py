@@ -1,8 +1,9 @@
 """Batches and results in the forms that the engine's methods take and give."""
 
 import sys
+from collections.abc import Mapping
 
-from .arrays import raw_to_list, to_raw
+from .arrays import flag, integer, raw_to_list, to_raw
 from .errors import BadConfig, BadData
 
 _FLAGS = ("calculate_entropy", "calculate_sum_pi_squared", "return_model_output")
@@ -95,21 +96,38 @@ def _flat(value, what):
     if isinstance(value, Jagged):
         return to_raw(value.values, what), to_raw(value.offsets, what)
     if _is_nested(value):
-        if not hasattr(value, "offsets"):
-            raise BadData(f"{what}: a nested tensor must have layout=torch.jagged")
+        if str(value.layout) != "torch.jagged" or value.dim() != 2:
+            raise BadData(f"{what}: a nested tensor of layout {value.layout} and {value.dim()} dimensions; allowed: jagged, 2")
+        if value.lengths() is not None:  # rows with gaps between them
+            value = value.contiguous()
         return to_raw(value.values(), what), to_raw(value.offsets(), what)
     return to_raw(value, what), None
 
 
+def _integers(raw, what):
+    if raw.dtype not in ("I64", "I32"):
+        raise BadData(f"{what}: offsets of dtype {raw.dtype}; allowed: integers")
+    return memoryview(raw.data).cast("B").cast("q" if raw.dtype == "I64" else "i").tolist() if raw.nbytes else []
+
+
 def encode_batch(batch):
     """(arguments, tensors) of a batch; what its numbers must be is checked by the engine."""
+    if not isinstance(batch, Mapping):
+        raise BadData(f"batch: a {type(batch).__name__} is not a dict")
     unknown = [key for key in batch if key not in _KEYS + _FLAGS]
     if unknown:
         raise BadData(f"batch: unknown key {unknown[0]!r}; allowed: {', '.join(_KEYS + _FLAGS)}")
     if "input_ids" not in batch:
         raise BadData("batch: input_ids is missing")
-    args = {flag: bool(batch.get(flag, False)) for flag in _FLAGS}
+    args = {key: flag(batch.get(key, False), f"batch: {key}") for key in _FLAGS}
     tensors = {}
+
+    def flat(value, what):
+        raw, own = _flat(value, what)
+        if own is not None and _integers(own, what) != _integers(offsets, "batch: offsets"):
+            raise BadData(f"{what}: its rows have other lengths than those of input_ids")
+        return raw
+
     tensors["input_ids"], offsets = _flat(batch["input_ids"], "batch: input_ids")
     if batch.get("offsets") is not None:
         offsets = to_raw(batch["offsets"], "batch: offsets")
@@ -118,8 +136,12 @@ def encode_batch(batch):
     tensors["offsets"] = offsets
 
     if batch.get("loss_mask") is not None:
-        tensors["loss_mask"], _ = _flat(batch["loss_mask"], "batch: loss_mask")
+        tensors["loss_mask"] = flat(batch["loss_mask"], "batch: loss_mask")
     temperature = batch.get("temperature")
+    if isinstance(temperature, bool):
+        raise BadData(f"batch: temperature is {temperature}; allowed: a number, or one for each row")
+    if getattr(temperature, "shape", None) == () and not _is_nested(temperature):
+        temperature = temperature.item()
     if isinstance(temperature, (int, float)):
         args["temperature"] = float(temperature)
     elif temperature is not None:
@@ -127,17 +149,25 @@ def encode_batch(batch):
     if batch.get("group") is not None:
         tensors["group"] = to_raw(batch["group"], "batch: group")
     for kind in ("columns", "seq_columns"):
-        for name, values in (batch.get(kind) or {}).items():
-            tensors[f"{kind}.{name}"], _ = _flat(values, f"batch: {kind} {name!r}")
+        columns = {} if batch.get(kind) is None else batch[kind]
+        if not isinstance(columns, Mapping):
+            raise BadData(f"batch: {kind} is a {type(columns).__name__}; allowed: a dict of arrays")
+        for name, values in columns.items():
+            what = f"batch: {kind} {name!r}"
+            tensors[f"{kind}.{name}"] = flat(values, what) if kind == "columns" else to_raw(values, what)
     micro = batch.get("micro")
     if micro is not None:
-        if not isinstance(micro, dict):
-            raise BadData(f'batch: micro is {micro!r}, expected a dict, such as {{"max_tokens": 8192}}')
-        if "given" in micro:
-            micro = {**micro, "given": [[int(i) for i in group] for group in micro["given"]]}
+        if isinstance(micro, Mapping) and micro.get("given") is not None:
+            try:
+                given = [[integer(i, "batch: a row in micro", BadData) for i in group] for group in micro["given"]]
+            except TypeError:
+                raise BadData(f"batch: micro: given is {micro['given']!r}; allowed: a list of lists of rows") from None
+            micro = {**micro, "given": given}
         args["micro"] = micro
     if batch.get("counts") is not None:
-        args["counts"] = {key: int(value) for key, value in batch["counts"].items()}
+        if not isinstance(batch["counts"], Mapping):
+            raise BadData(f"batch: counts is a {type(batch['counts']).__name__}; allowed: a dict of numbers")
+        args["counts"] = {key: integer(value, f"batch: counts.{key}", BadData) for key, value in batch["counts"].items()}
     return args, tensors
 
 

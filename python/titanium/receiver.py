@@ -17,6 +17,7 @@ import os
 import re
 import struct
 import sys
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from .arrays import DTYPES, ArrayFactory, Raw, to_raw
@@ -85,6 +86,8 @@ class Receiver:
             if convert or create:
                 raise BadConfig(f"{target}: the tensors of a folder are neither converted nor added")
             self._target = _Folder(os.fspath(target), fsync)
+        elif not isinstance(target, MutableMapping):
+            raise BadConfig(f"target: a {type(target).__name__}; allowed: a folder, or a dict of tensors or arrays")
         else:
             self._target = _Dict(target, convert, ArrayFactory(arrays, bf16) if create else None)
         self._check = check
@@ -149,6 +152,8 @@ class Receiver:
                     raw = to_raw(array, name)
                     tensors[name] = Raw("BF16", raw.shape, raw.data, raw.keep) if raw.dtype == "U16" else raw
                 self._bucket(tensors, None)
+            if stream.checksum is None:
+                raise BadData(f"a stream of weights (version {stream.version}) was closed before its end")
             return self._end(stream.checksum, made=stream.checksum != "0" * 16)
 
     @contextlib.contextmanager
@@ -179,7 +184,8 @@ class Receiver:
         own = self._target.find(name)
         if own is None:
             return self._target.creates
-        if own[1] != tuple(shape) or (own[0] != dtype and not self._target.converts):
+        converts = self._target.converts and own[0] in _FLOATS
+        if own[1] != tuple(shape) or (own[0] != dtype and not converts):
             raise BadData(
                 f"{self._target.what}: tensor {name!r} comes as {dtype} {list(shape)}, but is {own[0]} {list(own[1])} here"
             )
@@ -252,7 +258,7 @@ class _Stream:
 
 def _number(metadata, key):
     text = metadata.get(key)
-    if text is None or not re.fullmatch(r"[0-9]{1,18}", text):
+    if text is None or not re.fullmatch(r"[0-9]{1,19}", text):
         raise BadData(f"{_WHAT}: __metadata__ {key!r} is {text!r}, not a number from 0 up")
     return int(text)
 
@@ -299,6 +305,10 @@ class _Dict:
         array = self._tensors.get(name)
         if array is None:
             return None
+        if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+            raise BadConfig(f"{self.what}: {name!r} is a {type(array).__name__}; allowed: tensors and arrays")
+        if getattr(getattr(array, "flags", None), "writeable", True) is False:
+            raise BadConfig(f"{self.what}: {name!r} is an array that cannot be written to")
         dtype = str(array.dtype).rpartition(".")[2]
         named = {"uint16": "BF16", **{torch: name for name, (_, _, torch) in DTYPES.items() if name != "U16"}}
         return named.get(dtype, dtype), tuple(array.shape)
@@ -377,7 +387,7 @@ class _Folder:
                     raise BadCheckpoint(f"{self.what}: tensor {name!r} is missing from the file where the index puts it")
         text = self._old[0].metadata.get(_VERSION) if self._index is None else self._index["metadata"].get(_VERSION)
         if text is not None:
-            if not re.fullmatch(r"[0-9]{1,18}", str(text)):
+            if not re.fullmatch(r"[0-9]{1,19}", str(text)):
                 raise BadCheckpoint(f"{self.what}: its metadata {_VERSION!r} is {text!r}, not a number from 0 up")
             self.version = int(text)
 
@@ -500,7 +510,8 @@ class _OldFile:
         except OSError as error:
             raise BadCheckpoint(f"{self.path}: {error}") from None
         except ValueError as error:
-            raise BadCheckpoint(str(error)) from None
+            text = str(error)
+            raise BadCheckpoint(text if text.startswith(self.path) else f"{self.path}: {text}") from None
 
 
 class _NewFile:

@@ -12,8 +12,9 @@ void check(const WeighedSample& w) {
     throw BadData("sample {}: {} ids, but {} weights and a loss mask of {}", w.sample.index, n,
                   w.weight.size(), w.sample.loss_mask.size());
   }
-  if (!(std::isfinite(w.sample.temperature) && w.sample.temperature > 0)) {
-    throw BadData("sample {}: temperature {} is not finite and > 0", w.sample.index, w.sample.temperature);
+  if (!is_temperature(w.sample.temperature)) {
+    throw BadData("sample {}: temperature {} is not finite and > 0 (at least {})", w.sample.index,
+                  w.sample.temperature, kLeastTemperature);
   }
   for (const auto& [name, column] : w.sample.columns) {
     if (column.size() != n) {

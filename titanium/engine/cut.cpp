@@ -48,6 +48,11 @@ MicroBatching resolve(const MicroBatching& micro, const EngineRunConfig& config,
     throw BadConfig("{} given micro-batches, {} = {} and {} = {}: one of them says how a batch is cut",
                     micro.given.size(), kSequencesKey, micro.sequences, kBudgetKey, micro.max_tokens);
   }
+  if (micro.count_divisor > 1 && (micro.sequences > 0 || !micro.given.empty())) {
+    throw BadConfig("a multiple of {} micro-batches is for {}; here {} says how a batch is cut",
+                    micro.count_divisor, kBudgetKey,
+                    micro.sequences > 0 ? kSequencesKey : "the list of given ones");
+  }
   if (set == 1) return micro;
   const auto of = [&](int64_t infer, int64_t train) { return forward_only && infer > 0 ? infer : train; };
   MicroBatching out = micro;
@@ -72,8 +77,9 @@ std::vector<PackedBatch> cut(const std::vector<WeighedSample>& samples, const Mi
   options.keep_groups = keep_groups;
   options.pad_to_multiple = config.dims.tp;
   if (micro.max_tokens > 0) {
-    options.split.budget =
-        micro.max_tokens * config.dims.cp;  // context parallelism shares a micro-batch's tokens
+    // Context parallelism shares a micro-batch's tokens.
+    if (__builtin_mul_overflow(micro.max_tokens, int64_t{config.dims.cp}, &options.split.budget))
+      options.split.budget = std::numeric_limits<int64_t>::max();
     options.split.budget_key =
         config.dims.cp == 1 ? kBudgetKey : fmt::format("{} x context_parallel_size", kBudgetKey);
     options.split.divisor = micro.count_divisor;

@@ -215,21 +215,24 @@ void TitanEngine::check_samples(const EngineBatch& batch) const {
       }
     }
   }
-  if (batch.temperature && !(std::isfinite(*batch.temperature) && *batch.temperature > 0))
-    throw BadData("temperature {} is not finite and > 0", *batch.temperature);
+  if (batch.temperature && !is_temperature(*batch.temperature))
+    throw BadData("temperature {} is not finite and > 0 (at least {})", *batch.temperature,
+                  kLeastTemperature);
 }
 
 Counts TitanEngine::global_counts(const std::vector<Sample>& samples, const EngineBatch& batch) const {
   const Counts own = agreed(world_->all(), [&] { return count(samples); });
   if (!batch.counts) return sum_over(mesh_.data(), own);
   agree(world_->all(), [&] {
-    if (batch.counts->tokens < own.tokens || batch.counts->sequences < own.sequences) {
-      throw BadData("the global batch is said to have {} trained tokens in {} sequences; {} in {} are here",
-                    batch.counts->tokens, batch.counts->sequences, own.tokens, own.sequences);
-    }
-    if (batch.counts->sequences + batch.counts->untrained < own.sequences + own.untrained) {
-      throw BadData("the global batch is said to have {} sequences and {} untrained ones; {} and {} are here",
-                    batch.counts->sequences, batch.counts->untrained, own.sequences, own.untrained);
+    constexpr int64_t kMost = int64_t{1} << 53;  // they become weights, in double
+    const Counts& counts = *batch.counts;
+    if (counts.tokens < own.tokens || counts.sequences < own.sequences || counts.untrained < 0 ||
+        counts.tokens > kMost || counts.sequences > kMost || counts.untrained > kMost ||
+        counts.sequences + counts.untrained < own.sequences + own.untrained) {
+      throw BadData(
+          "the global batch is said to have {} trained tokens in {} sequences and {} sequences without any; "
+          "{} in {} and {} without are here (allowed: at least these, up to 2^53)",
+          counts.tokens, counts.sequences, counts.untrained, own.tokens, own.sequences, own.untrained);
     }
   });
   return *batch.counts;

@@ -499,6 +499,40 @@ TEST(PolicyLoss, AMissingColumnIsNamed) {
   }
 }
 
+// A comparison with nan is false, so that some losses would take it for a number.
+TEST(PolicyLoss, AColumnMustBeFiniteWhereATokenIsTrainedOn) {
+  for (const double value : {double(NAN), double(INFINITY), -double(INFINITY)}) {
+    for (const char* name : {"advantages", "old_log_probs"}) {
+      Data in = data({3, 4});
+      in.samples[1].columns.at(name)[2] = value;
+      in.samples[1].loss_mask = {0, 0, 1, 1};
+      for (const char* mode : kModes) {
+        try {
+          evaluate(PolicyLoss(config_of(mode, "token-mean")), in, {{0, 1}});
+          ADD_FAILURE() << mode << ": " << name << " = " << value;
+        } catch (const BadData& e) {
+          const std::string what = fmt::format("sample 1, token 2: column '{}' is {}", name, value);
+          EXPECT_NE(std::string(e.what()).find(what), std::string::npos) << e.what();
+        }
+      }
+    }
+  }
+}
+
+TEST(ValueLoss, AStatisticThatTheModelDoesNotGiveIsRefused) {
+  const PackedBatch batch = pack_one({}, 4);
+  TokenStats now;
+  now.logprob = at::zeros({4}, at::kDouble);
+  EXPECT_THROW(ValueLoss({})(now, batch), BadConfig);
+  std::swap(now.logprob, now.value);
+  EXPECT_THROW(PolicyLoss({})(now, batch), BadConfig);
+}
+
+TEST(Report, OneMetricHasOneOp) {
+  Reports reports = {{"mine", Report::mean(1, 1)}};
+  EXPECT_THROW(add_reports(reports, {{"mine", Report::total(1)}}), BadData);
+}
+
 // An empty micro-batch is a filler alone, without columns.
 TEST(PolicyLoss, AFillerAloneIsNothing) {
   const PackedBatch batch = pack_one({}, 4);

@@ -28,6 +28,7 @@ namespace titanium {
 namespace {
 
 constexpr const char* kHead = "lm_head.weight";
+constexpr int kMostThreads = 1024;
 constexpr uint64_t kPiece = 64 * kHashLeaf;  // bytes of output that a thread makes at a time
 
 struct Source {
@@ -62,8 +63,9 @@ at::Tensor whole(const Source& source) {
 void check(const ParamStore& store, const SyncOptions& options) {
   if (options.dtype) to_scalar_type(*options.dtype);
   if (options.bucket_bytes == 0) throw BadConfig("stream of weights: bucket_bytes = 0: allowed: 1 or more");
-  if (options.threads < 0) {
-    throw BadConfig("stream of weights: threads = {}: allowed: 0 (as ATen has) or more", options.threads);
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    throw BadConfig("stream of weights: threads = {}: allowed: 0 (as ATen has) to {}", options.threads,
+                    kMostThreads);
   }
   if (options.version && *options.version < 0) {
     throw BadConfig("stream of weights: version = {}: allowed: 0 or more", *options.version);
