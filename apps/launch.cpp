@@ -20,7 +20,6 @@ std::string this_program() {
 }
 
 int run_launch(int ranks, std::vector<std::string> words, const std::vector<std::string>& commands) {
-  if (!words.empty() && words.front() == "--") words.erase(words.begin());
   std::string known;
   for (const std::string& name : commands) known += (known.empty() ? "" : ", ") + name;
   if (words.empty()) throw BadConfig("launch: which command? One of {}", known);
