@@ -505,7 +505,6 @@ TEST(PolicyLoss, AColumnMustBeFiniteWhereATokenIsTrainedOn) {
     for (const char* name : {"advantages", "old_log_probs"}) {
       Data in = data({3, 4});
       in.samples[1].columns.at(name)[2] = value;
-      in.samples[1].loss_mask = {0, 0, 1, 1};
       for (const char* mode : kModes) {
         try {
           evaluate(PolicyLoss(config_of(mode, "token-mean")), in, {{0, 1}});
