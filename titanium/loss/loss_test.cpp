@@ -454,7 +454,6 @@ TEST(PolicyLoss, AColumnMustBeFiniteWhereATokenIsTrainedOn) {
     for (const char* name : {"advantages", "old_log_probs"}) {
       Data in = data({3, 4});
       in.samples[1].columns.at(name)[2] = value;
-      in.samples[1].loss_mask = {0, 0, 1, 1};
       for (const char* mode : kModes) {
         try {
           evaluate(PolicyLoss(config_of(mode, "token-mean")), in, {{0, 1}});
@@ -472,9 +471,9 @@ TEST(ValueLoss, AStatisticThatTheModelDoesNotGiveIsRefused) {
   const PackedBatch batch = pack_one({}, 4);
   TokenStats now;
   now.logprob = at::zeros({4}, at::kDouble);
-  EXPECT_THROW(ValueLoss({})(now, batch), BadConfig);
+  EXPECT_THROW(ValueLoss(ValueLossConfig{})(now, batch), BadConfig);
   std::swap(now.logprob, now.value);
-  EXPECT_THROW(PolicyLoss({})(now, batch), BadConfig);
+  EXPECT_THROW(PolicyLoss(PolicyLossConfig{})(now, batch), BadConfig);
 }
 
 TEST(Report, OneMetricHasOneOp) {
