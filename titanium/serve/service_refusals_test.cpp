@@ -334,11 +334,12 @@ TEST(ServiceEndings, WhatIsNoCall) {
 TEST(ServiceEndings, AFailureOfOursEndsIt) {
   const auto failing = [](const auto& fail, ErrorKind kind) {
     TestService served;
-    served.registry.register_engine("language_model", {"broken"}, {"cpu"},
-                                    [fail](const EngineConfig&, Log&) -> std::unique_ptr<BaseEngine> {
-                                      fail();
-                                      return nullptr;
-                                    });
+    served.registry.register_engine(
+        "language_model", {"broken"}, {"cpu"},
+        [fail](const EngineConfig&, Log&, std::shared_ptr<World>) -> std::unique_ptr<BaseEngine> {
+          fail();
+          return nullptr;
+        });
     TestClient client(served.service);
     Message create = create_call();
     create.body["backend"] = "broken";
