@@ -522,7 +522,7 @@ TEST(ValueLoss, AStatisticThatTheModelDoesNotGiveIsRefused) {
   const PackedBatch batch = pack_one({}, 4);
   TokenStats now;
   now.logprob = at::zeros({4}, at::kDouble);
-  EXPECT_THROW(ValueLoss(ValueLossConfig())(now, batch), BadConfig);
+  EXPECT_THROW(ValueLoss(ValueLossConfig{})(now, batch), BadConfig);
   std::swap(now.logprob, now.value);
   EXPECT_THROW(PolicyLoss(config_of("vanilla", "token-mean"))(now, batch), BadConfig);
 }
