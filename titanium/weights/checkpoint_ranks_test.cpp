@@ -5,6 +5,7 @@
 #include <chrono>
 #include <future>
 #include <mutex>
+#include <thread>
 
 #include "titanium/formats/safetensors.h"
 #include "titanium/formats/test_util.h"
@@ -205,6 +206,25 @@ TEST(CheckpointRanks, ASystemErrorOfOneRankIsSaidOnAll) {
   }
   EXPECT_EQ(list_checkpoints(folder.path()).size(), 2u);
   EXPECT_EQ(folder.files(), 2u);
+}
+
+// One rank's disk takes longer than a collective may.
+TEST(CheckpointRanks, OthersWaitForASlowDisk) {
+  const TempFolder folder;
+  run_ranks(
+      2,
+      [&](std::shared_ptr<World> world) {
+        ToyRank rank({1, 2, 1}, std::move(world));
+        rank.fill();
+        CheckpointOptions options{.folder = folder.path()};
+        options.on_stage = [&](std::string_view stage) {
+          if (rank.mesh.rank() == 1 && stage == "close exp_avg-00001.safetensors")
+            std::this_thread::sleep_for(std::chrono::milliseconds(4500));
+        };
+        save(rank, options, 1);
+      },
+      std::chrono::seconds(3));
+  expect_loads_on({1, 3, 1}, folder / "step-1");
 }
 
 TEST(CheckpointRanks, ARankThatIsLostMeanwhileLeavesAWreckThatResumePassesOver) {

@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <optional>
 
 #include "titanium/base/error.h"
 #include "titanium/dist/agree.h"
+#include "titanium/weights/patience.h"
 #include "titanium/weights/piece.h"
 #include "titanium/weights/scalar_type.h"
 #include "titanium/weights/shared_file.h"
@@ -95,7 +97,8 @@ void write_slice(SharedFile& file, const Slice& slice, Dtype dtype, uint64_t at)
 }
 
 // What this rank owns, in every file.
-void write_slices(const ParamStore& store, const Files& all, const fs::path& folder, bool fsync) {
+void write_slices(const ParamStore& store, const Files& all, const fs::path& folder, bool fsync,
+                  const std::atomic<bool>& lost) {
   if (store.mesh().at().dp_replicate != 0) return;  // the first copy writes
   std::map<const Weight*, Slice> slices;
   for (const Slice& slice : store.slices()) slices.emplace(slice.weight, slice);
@@ -105,6 +108,7 @@ void write_slices(const ParamStore& store, const Files& all, const fs::path& fol
     for (const size_t tensor : all.files[i].tensors) {
       const TensorSpec& spec = all.specs[tensor];
       if (const auto own = slices.find(all.weights[tensor]); own != slices.end()) {
+        if (lost) throw RankLost("another rank is lost, so the export ends");
         if (!file) file.emplace(folder / all.files[i].name);
         write_slice(*file, own->second, spec.dtype, at);
       }
@@ -258,7 +262,9 @@ void export_hf(const ParamStore& store, const Json& config, const fs::path& fold
     agree(ranks, [&] {
       if (first) make_files(files, partial, options.fsync);
     });
-    agree(ranks, [&] { write_slices(store, files, partial, options.fsync); });
+    agree_patiently(ranks, [&](const std::atomic<bool>& lost) {
+      write_slices(store, files, partial, options.fsync, lost);
+    });
     agree(ranks, [&] {
       if (!first) return;
       write_rest(files, config, partial, options);

@@ -11,6 +11,7 @@
 #include "titanium/formats/safetensors.h"
 #include "titanium/weights/checkpoint_folder.h"
 #include "titanium/weights/hash.h"
+#include "titanium/weights/patience.h"
 #include "titanium/weights/scalar_type.h"
 
 namespace titanium {
@@ -24,6 +25,17 @@ constexpr int64_t kPiece = Manifest::kHashed;
 
 Metadata metadata_of(const Manifest& manifest) {
   return {{"format", "pt"}, {"step", std::to_string(manifest.step)}};
+}
+
+// Whatever else goes wrong in a save is a BadCheckpoint too.
+void as_checkpoint(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw BadCheckpoint("the checkpoint could not be saved: {}", e.what());
+  }
 }
 
 }  // namespace
@@ -111,17 +123,19 @@ void SaveJob::save(const std::string& refused) {
   const fs::path partial = options_.folder / (checkpoint_name(manifest_.step) + ".partial");
   std::string mine;
   try {
-    together([&] {
-      stage("files");
-      if (!refused.empty()) throw BadCheckpoint("{}: {}", partial.string(), refused);
-      if (!first) return;
-      make_checkpoint_folder(options_.folder);
-      clean_wrecks(options_.folder);
-      make_checkpoint_folder(partial);
+    agree(ranks_, [&] {
+      as_checkpoint([&] {
+        stage("files");
+        if (!refused.empty()) throw BadCheckpoint("{}: {}", partial.string(), refused);
+        if (!first) return;
+        make_checkpoint_folder(options_.folder);
+        clean_wrecks(options_.folder);
+        make_checkpoint_folder(partial);
+      });
     });
-    together([&] {
+    agree_patiently(ranks_, [&](const std::atomic<bool>& lost) {
       try {
-        write_files(partial);
+        as_checkpoint([&] { write_files(partial, lost); });
       } catch (...) {
         for (File& file : files_) file.writer.reset();
         throw;
@@ -129,8 +143,8 @@ void SaveJob::save(const std::string& refused) {
       if (ranks_.size() > 1) mine = for_rank_0();
     });
     const std::vector<std::string> all = ranks_.exchange(mine);
-    together([&] {
-      if (first) finish(partial, all);
+    agree(ranks_, [&] {
+      if (first) as_checkpoint([&] { finish(partial, all); });
     });
   } catch (const RankLost&) {
     throw;  // others may still write there; the next save clears it away
@@ -140,19 +154,6 @@ void SaveJob::save(const std::string& refused) {
     if (first) fs::remove_all(partial, ignored);
     throw;
   }
-}
-
-// Everything that may go wrong on one rank.
-void SaveJob::together(const std::function<void()>& work) const {
-  agree(ranks_, [&] {
-    try {
-      work();
-    } catch (const Error&) {
-      throw;
-    } catch (const std::exception& e) {
-      throw BadCheckpoint("the checkpoint could not be saved: {}", e.what());
-    }
-  });
 }
 
 std::string SaveJob::for_rank_0() const {
@@ -194,7 +195,7 @@ void SaveJob::add_files_of_others(const fs::path& partial, const std::vector<std
   }
 }
 
-void SaveJob::write_files(const fs::path& partial) {
+void SaveJob::write_files(const fs::path& partial, const std::atomic<bool>& lost) {
   if (!files_.empty()) make_checkpoint_folder(partial);  // where rank 0's is not seen yet
   for (File& file : files_) {
     file.writer =
@@ -202,7 +203,7 @@ void SaveJob::write_files(const fs::path& partial) {
   }
   for (UnitWork& work : work_) {
     stage("unit " + work.unit->name());
-    write_unit(work);
+    write_unit(work, lost);
   }
   for (File& file : files_) {
     stage("close " + file.saved.name);
@@ -216,10 +217,10 @@ void SaveJob::write_files(const fs::path& partial) {
   }
 }
 
-void SaveJob::write_unit(UnitWork& work) {
+void SaveJob::write_unit(UnitWork& work, const std::atomic<bool>& lost) {
   for (Part& part : work.parts) {
     for (const Slice& slice : part.slices) {
-      std::vector<uint64_t> hashes = write_slice(work, part, slice);
+      std::vector<uint64_t> hashes = write_slice(work, part, slice, lost);
       manifest_.slices.push_back({slice.weight->name(), files_[part.file].state, part.file,
                                   to_dtype(part.live.scalar_type()), slice.weight->shape(), piece_of(slice),
                                   std::move(hashes)});
@@ -234,11 +235,13 @@ void SaveJob::write_unit(UnitWork& work) {
   changed_.notify_all();
 }
 
-std::vector<uint64_t> SaveJob::write_slice(UnitWork& work, Part& part, const Slice& slice) {
+std::vector<uint64_t> SaveJob::write_slice(UnitWork& work, Part& part, const Slice& slice,
+                                           const std::atomic<bool>& lost) {
   std::vector<uint64_t> hashes;
   const auto width = static_cast<int64_t>(part.live.element_size());
   const int64_t end = (slice.offset + slice.end - slice.begin) * width;
   for (int64_t at = slice.offset * width; at < end; at += kPiece) {
+    if (lost) throw RankLost("another rank is lost, so the save ends");
     const auto bytes = static_cast<size_t>(std::min(kPiece, end - at));
     {
       const std::lock_guard lock(mutex_);

@@ -2,7 +2,6 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -62,14 +61,14 @@ class SaveJob {
   void add_part(UnitWork& work, const std::string& state, const at::Tensor& flat,
                 const std::vector<Slice>& slices);
   void save(const std::string& refused);
-  void write_files(const std::filesystem::path& partial);
-  void together(const std::function<void()>& work) const;
+  void write_files(const std::filesystem::path& partial, const std::atomic<bool>& lost);
   std::string for_rank_0() const;
   void finish(const std::filesystem::path& partial, const std::vector<std::string>& all);
   void add_files_of_others(const std::filesystem::path& partial, const std::vector<std::string>& all);
-  void write_unit(UnitWork& work);
-  std::vector<uint64_t> write_slice(UnitWork& work, Part& part,
-                                    const Slice& slice);  // the hashes of its bytes
+  void write_unit(UnitWork& work, const std::atomic<bool>& lost);
+  // The hashes of its bytes.
+  std::vector<uint64_t> write_slice(UnitWork& work, Part& part, const Slice& slice,
+                                    const std::atomic<bool>& lost);
   void stage(const std::string& name) const;
 
   CheckpointOptions options_;
