@@ -507,7 +507,9 @@ TEST(Engine, ALossOfTheOtherHeadIsRefused) {
     batch.samples[i].seq_columns["chosen"] = static_cast<double>(i % 2);
   }
   const auto refused = [&](const TestEngine& engine, const Loss& loss, const std::string& statistic) {
-    const std::string want = "the loss needs " + statistic + ", which this engine does not have";
+    const std::string want =
+        "the loss needs " + statistic +
+        ", which this engine does not have: a language_model has log-probs, a value_model values";
     EXPECT_EQ(message_of<BadConfig>([&] { engine->infer_batch(batch, &loss); }), want);
     EXPECT_EQ(message_of<BadConfig>([&] { engine->train_batch(batch, loss); }), want);
     EXPECT_EQ(engine->optimizer_step(), 0);
