@@ -97,7 +97,7 @@ def _flat(value, what):
         return to_raw(value.values, what), to_raw(value.offsets, what)
     if _is_nested(value):
         if str(value.layout) != "torch.jagged" or value.dim() != 2:
-            raise BadData(f"{what}: a nested tensor of layout {value.layout} and {value.dim()} dimensions; allowed: jagged, 2")
+            raise BadData(f"{what}: a nested tensor of layout {value.layout} and {value.dim()} dimensions; allowed: layout=torch.jagged, 2 dimensions")
         if value.lengths() is not None:  # rows with gaps between them
             value = value.contiguous()
         return to_raw(value.values(), what), to_raw(value.offsets(), what)
