@@ -142,8 +142,9 @@ TEST(EngineBatch, TheGlobalCountsMayBeGiven) {
   EXPECT_EQ(batch.counts->untrained, 1);
   EXPECT_GT(total(engine->infer_batch(batch, &loss)), 0);
   batch.counts->untrained = 0;
-  EXPECT_NE(message_of<BadData>([&] { engine->infer_batch(batch, &loss); })
-                .find("in 7 sequences and 0 sequences without any;"),
+  EXPECT_NE(message_of<BadData>([&] {
+              engine->infer_batch(batch, &loss);
+            }).find("in 7 sequences and 0 sequences without any;"),
             std::string::npos);
   batch.counts->sequences = 8;  // as verl counts them
   EXPECT_GT(total(engine->infer_batch(batch, &loss)), 0);
