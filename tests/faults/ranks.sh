@@ -3,8 +3,8 @@
 # two ranks resumes on one rank and on another layout.   ranks.sh titanium source_dir kills
 . "$(dirname "$0")/common.sh"
 kills=$3
-steps=$((12 + 2 * kills))
-run=("${config[@]}" --training.steps=$steps --checkpoint.keep_latest_k=3 --training.global_batch_size=12 --comm.train_timeout_seconds=60)
+steps=$((30 + 10 * kills))  # a run that is killed gets some steps further, and must not reach the end before it is
+run=("${config[@]}" --training.steps=$steps --checkpoint.keep_latest_k=3 --training.global_batch_size=60 --comm.train_timeout_seconds=60)
 losses_of() { grep '"loss"' "$1/metrics.jsonl" | sed -E 's/.*"step": *([0-9]+).*/\1 &/; s/^([0-9]+) .*"loss": *([-+.e0-9]+).*/\1 \2/'; }
 # Both files hold the same steps, and losses that differ by less than the relative bound.
 same_losses() {  # a b bound
