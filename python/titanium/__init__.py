@@ -10,8 +10,10 @@ docs/serve.md describes batches, results and the protocol; `titanium.verl` is th
 """
 
 from .batch import Jagged
-from .client import Engine, WeightStream, autograd_loss, connect, spawn
+from .client import Engine, connect, spawn
 from .errors import BadCheckpoint, BadConfig, BadData, Bug, RankLost, ServerDied, TitaniumError
+from .losses import autograd_loss
+from .stream import WeightStream
 
 __all__ = [
     "BadCheckpoint",

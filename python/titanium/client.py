@@ -7,10 +7,12 @@ import socket
 import threading
 import weakref
 
-from .arrays import ArrayFactory, flag, integer, to_raw
-from .batch import STATS, Stats, decode_output, encode_batch, encode_loss
+from .arrays import ArrayFactory, flag, integer
+from .batch import Stats, decode_output, encode_batch, encode_loss
 from .errors import BadConfig, BadData, ServerDied, TitaniumError, from_kind
+from .losses import encode_loss_answer
 from .process import ServerProcess, describe_status, find_binary, open_pidfd, peer_pidfd
+from .stream import WeightStream
 from .wire import Channel, ConnectionLost, Message, json_number
 
 _END = 10.0  # seconds that a server has to end by itself
@@ -453,7 +455,7 @@ class Engine:
                 raise BadConfig(f"the engine asked for {message.name!r} inside {method}")
             reply = Message("reply", message.name, message.id)
             answer = loss(message.body["i"], Stats(message, self._arrays))
-            _encode_loss_answer(answer, reply)
+            encode_loss_answer(answer, reply)
         except BaseException as error:
             reply, failure = Message("error", "BadData", message.id, text=_text_of(error)), error
         else:
@@ -513,125 +515,6 @@ class _Optimizer:
     @property
     def param_groups(self):
         return self._engine.param_groups
-
-
-class _Open:
-    """What the engine knows of a stream: it must not keep the stream itself, whose end is the sign to close."""
-
-    def __init__(self, id):
-        self.id = id
-        self.asked = False  # the next bucket is under way
-        self.stashed = None  # it has come before it was wanted: a reply or an exception
-        self.ended = self.dropped = False
-
-
-class WeightStream:
-    """Buckets of weights, each a dict from name to array in the documented order.  The next one is prepared while the
-    caller works on one.  Arrays stay valid for as long as they are held.
-
-    Until it has ended or was closed, or is forgotten, what would change the weights is refused.
-    """
-
-    def __init__(self, engine, body):
-        self._engine, self._state = engine, _Open(body["stream"])
-        self.adapter = body["adapter"]  # description of an adapter, when the stream holds one
-        self.version = body["version"]
-        self.specs = [(name, dtype, tuple(shape)) for name, dtype, shape in body["tensors"]]  # all that will come, in order
-        self.nbytes, self.buckets = body["bytes"], body["buckets"]
-        self.checksums = {}  # of the tensors so far, 16 hex digits each
-        self.checksum = None  # of all of them; known at the end
-        engine._stream = self._state
-        engine._ask_bucket(self._state)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        reply = self._engine._next_bucket(self._state)
-        if reply is None:
-            if self.checksum is None and not self._state.dropped:  # else it would look like one that is complete
-                raise BadConfig("this stream of weights has ended before its last tensor: a later call closed it")
-            raise StopIteration
-        if reply.body["end"]:
-            self.checksum = reply.body["checksum"]
-            raise StopIteration
-        names, checksums = reply.body["names"], reply.body["checksums"]
-        self.checksums.update((name, checksums[name]) for name in names)
-        return {name: self._engine._arrays(reply.tensors[name]) for name in names}
-
-    def tensors(self):
-        """(name, array) one by one."""
-        for bucket in self:
-            yield from bucket.items()
-
-    def close(self):
-        """Ends the stream before its end."""
-        self._state.dropped = True
-        self._engine._close_stream(self._state)
-        self._state.stashed = None
-
-    def __del__(self):
-        self._state.dropped = True  # the next request closes it
-
-
-def _number(value, what):
-    try:
-        return json_number(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BadData(f"loss callable: {what} is a {type(value).__name__}, not a number: {error}") from None
-
-
-def _encode_loss_answer(answer, reply):
-    if not isinstance(answer, dict) or "loss" not in answer:
-        raise BadData(f"loss callable: it answered {type(answer).__name__}, expected a dict with 'loss' and 'gradients'")
-    unknown = [key for key in answer if key not in ("loss", "gradients", "metrics")]
-    if unknown:
-        raise BadData(f"loss callable: unknown key {unknown[0]!r} in its answer; allowed: loss, gradients, metrics")
-    for key in ("metrics", "gradients"):
-        if not isinstance(answer.get(key), (dict, type(None))):
-            raise BadData(f"loss callable: {key} is a {type(answer[key]).__name__}; allowed: a dict")
-    metrics = {}
-    for name, value in (answer.get("metrics") or {}).items():
-        if not isinstance(value, dict):
-            value = {"sum": value}
-        numbers = {
-            key: _number(part, f"metric {name!r}") for key, part in {"count": 1, **value}.items() if key != "op"
-        }
-        metrics[str(name)] = {**numbers, "op": str(value.get("op", "mean"))}
-    reply.body = {"loss": _number(answer["loss"], "loss"), "metrics": metrics}
-    for name, gradient in (answer.get("gradients") or {}).items():
-        if name not in STATS:
-            raise BadData(f"loss callable: gradient of {name!r}; allowed: {', '.join(STATS)}")
-        if gradient is not None:
-            reply.tensors[name] = to_raw(gradient, f"loss callable: gradient of {name}")
-
-
-def autograd_loss(function):
-    """A loss callable out of a torch function: function(i, stats) -> (scalar tensor, metrics), where the statistics are
-    leaves that require grad."""
-
-    def loss(i, stats):
-        import torch
-
-        leaves = {}
-        for name in STATS:
-            value = getattr(stats, name)
-            if value is not None:
-                leaf = torch.as_tensor(value).detach().requires_grad_(not stats.forward_only)
-                setattr(stats, name, leaf)
-                leaves[name] = leaf
-        with torch.set_grad_enabled(not stats.forward_only):
-            answer = function(i, stats)
-        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], torch.Tensor):
-            raise BadData(f"autograd_loss: the function answered {type(answer).__name__}, expected (scalar tensor, metrics)")
-        value, metrics = answer
-        if stats.forward_only or not value.requires_grad:
-            return {"loss": float(value), "metrics": metrics}
-        value.backward()
-        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        return {"loss": float(value.detach()), "gradients": gradients, "metrics": metrics}
-
-    return loss
 
 
 def _release(channel, process, owner):

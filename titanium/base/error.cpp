@@ -2,6 +2,22 @@
 
 namespace titanium {
 
+void throw_error(ErrorKind kind, const std::string& message) {
+  switch (kind) {
+    case ErrorKind::kBadConfig:
+      throw BadConfig("{}", message);
+    case ErrorKind::kBadData:
+      throw BadData("{}", message);
+    case ErrorKind::kBadCheckpoint:
+      throw BadCheckpoint("{}", message);
+    case ErrorKind::kRankLost:
+      throw RankLost("{}", message);
+    case ErrorKind::kBug:
+      break;
+  }
+  throw Bug("{}", message);
+}
+
 const char* name(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kBadConfig:

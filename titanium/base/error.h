@@ -42,6 +42,9 @@ using BadCheckpoint = ErrorOf<ErrorKind::kBadCheckpoint>;
 using RankLost = ErrorOf<ErrorKind::kRankLost>;
 using Bug = ErrorOf<ErrorKind::kBug>;
 
+// An error that came from elsewhere, as its class.
+[[noreturn]] void throw_error(ErrorKind kind, const std::string& message);
+
 const char* name(ErrorKind kind);  // "BadConfig", ...
 int exit_code(ErrorKind kind);     // 2 BadConfig, 3 BadData, 4 BadCheckpoint, 5 RankLost, 70 Bug
 

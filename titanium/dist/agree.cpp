@@ -6,26 +6,6 @@
 #include "titanium/base/error.h"
 
 namespace titanium {
-namespace {
-
-[[noreturn]] void raise(ErrorKind kind, const std::string& message) {
-  switch (kind) {
-    case ErrorKind::kBadConfig:
-      throw BadConfig("{}", message);
-    case ErrorKind::kBadData:
-      throw BadData("{}", message);
-    case ErrorKind::kBadCheckpoint:
-      throw BadCheckpoint("{}", message);
-    case ErrorKind::kRankLost:
-      throw RankLost("{}", message);
-    case ErrorKind::kBug:
-      break;
-  }
-  throw Bug("{}", message);
-}
-
-}  // namespace
-
 void agree(const Group& group, const std::function<void()>& work) {
   if (group.size() == 1) return work();
   std::string mine;  // empty: all is well; else the kind and the message
@@ -40,8 +20,8 @@ void agree(const Group& group, const std::function<void()>& work) {
   const std::vector<std::string> all = group.exchange(mine);
   const auto bad = std::find_if(all.begin(), all.end(), [](const std::string& one) { return !one.empty(); });
   if (bad == all.end()) return;
-  raise(static_cast<ErrorKind>(bad->front() - '0'),
-        fmt::format("rank {}: {}", bad - all.begin(), std::string_view(*bad).substr(1)));
+  throw_error(static_cast<ErrorKind>(bad->front() - '0'),
+              fmt::format("rank {}: {}", bad - all.begin(), std::string_view(*bad).substr(1)));
 }
 
 void agree_on(const Group& group, const std::string& what, const std::string& text) {

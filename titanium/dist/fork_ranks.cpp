@@ -48,19 +48,7 @@ std::string what_it_throws(const std::function<std::shared_ptr<World>()>& open,
 }
 
 [[noreturn]] void raise(const std::string& text) {
-  const std::string message = text.substr(1);
-  switch (static_cast<ErrorKind>(text[0] - '0')) {
-    case ErrorKind::kBadConfig:
-      throw BadConfig("{}", message);
-    case ErrorKind::kBadData:
-      throw BadData("{}", message);
-    case ErrorKind::kBadCheckpoint:
-      throw BadCheckpoint("{}", message);
-    case ErrorKind::kRankLost:
-      throw RankLost("{}", message);
-    default:
-      throw Bug("{}", message);
-  }
+  throw_error(static_cast<ErrorKind>(text[0] - '0'), text.substr(1));
 }
 
 }  // namespace

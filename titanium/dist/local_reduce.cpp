@@ -4,50 +4,32 @@
 #include <cstring>
 #include <type_traits>
 
+#include "titanium/base/bf16.h"
 #include "titanium/base/error.h"
-
-#if defined(TITANIUM_NO_CLONES) || !defined(__x86_64__) || defined(__clang__)
-#define CLONES
-#else
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-#define INLINE inline __attribute__((always_inline))
 
 namespace titanium {
 namespace {
 
 constexpr int64_t kTile = 1024;  // numbers whose running sum stays in the first cache
 
-struct BF16 {
-  uint16_t bits;
-};
-
 template <typename T>
-INLINE T load(T x) {
+TITANIUM_INLINE T load(T x) {
   return x;
 }
-INLINE float load(BF16 x) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
-}
-INLINE float load(at::Half x) {
+TITANIUM_INLINE float load(at::Half x) {
   return static_cast<float>(x);
 }
 
 template <typename T>
-INLINE void store(T& to, T x) {
+TITANIUM_INLINE void store(T& to, T x) {
   to = x;
 }
-INLINE void store(BF16& to, float x) {  // nearest, ties to even; a NaN stays one
-  const auto bits = __builtin_bit_cast(uint32_t, x);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  to.bits = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
-}
-INLINE void store(at::Half& to, float x) {
+TITANIUM_INLINE void store(at::Half& to, float x) {
   to = static_cast<at::Half>(x);
 }
 
 template <typename A>
-INLINE A combine(ReduceOp op, A a, A b) {
+TITANIUM_INLINE A combine(ReduceOp op, A a, A b) {
   if (op == ReduceOp::kSum) {
     if constexpr (std::is_integral_v<A>) {  // wraps
       using U = std::make_unsigned_t<A>;
@@ -61,7 +43,7 @@ INLINE A combine(ReduceOp op, A a, A b) {
 }
 
 template <typename T, ReduceOp op>
-INLINE void reduce_op(T* out, const T* const* rows, int count, int64_t n) {
+TITANIUM_INLINE void reduce_op(T* out, const T* const* rows, int count, int64_t n) {
   using A = decltype(load(T{}));
   A sum[kTile];
   for (int64_t begin = 0; begin < n; begin += kTile) {
@@ -78,7 +60,7 @@ INLINE void reduce_op(T* out, const T* const* rows, int count, int64_t n) {
 }
 
 template <typename T>
-INLINE void reduce(ReduceOp op, void* out, const void* const* raw, int count, int64_t n) {
+TITANIUM_INLINE void reduce(ReduceOp op, void* out, const void* const* raw, int count, int64_t n) {
   const T* const* rows = reinterpret_cast<const T* const*>(raw);
   T* to = static_cast<T*>(out);
   switch (op) {
@@ -92,9 +74,9 @@ INLINE void reduce(ReduceOp op, void* out, const void* const* raw, int count, in
 }
 
 // Compiled whole for each instruction set.
-#define TITANIUM_REDUCE(name, type)                                                         \
-  CLONES void name(ReduceOp op, void* out, const void* const* rows, int count, int64_t n) { \
-    reduce<type>(op, out, rows, count, n);                                                  \
+#define TITANIUM_REDUCE(name, type)                                                                  \
+  TITANIUM_CLONES void name(ReduceOp op, void* out, const void* const* rows, int count, int64_t n) { \
+    reduce<type>(op, out, rows, count, n);                                                           \
   }
 TITANIUM_REDUCE(reduce_bf16, BF16)
 TITANIUM_REDUCE(reduce_fp16, at::Half)

@@ -4,13 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "titanium/base/clones.h"
 #include "titanium/base/error.h"
-
-#if defined(TITANIUM_NO_CLONES) || !defined(__x86_64__) || defined(__clang__)
-#define CLONES
-#else
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
 
 namespace titanium {
 namespace {
@@ -72,7 +67,7 @@ void each(const std::byte* in, std::byte* out, int64_t count, F f) {
 
 // The conversions that whole models go through, as loops that the compiler vectorises for the machine at
 // hand.
-CLONES void narrow_to_bf16(const std::byte* in, std::byte* out, int64_t count) {
+TITANIUM_CLONES void narrow_to_bf16(const std::byte* in, std::byte* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     uint32_t bits;
     std::memcpy(&bits, in + 4 * i, 4);
@@ -82,7 +77,7 @@ CLONES void narrow_to_bf16(const std::byte* in, std::byte* out, int64_t count) {
   }
 }
 
-CLONES void widen_bf16(const std::byte* in, std::byte* out, int64_t count) {
+TITANIUM_CLONES void widen_bf16(const std::byte* in, std::byte* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     uint16_t bits;
     std::memcpy(&bits, in + 2 * i, 2);

@@ -8,16 +8,11 @@
 #include <cstring>
 #include <limits>
 
+#include "titanium/base/clones.h"
+
 // Vectors are passed between inlined functions only, so the calling convention that GCC warns of is never
 // used.
 #pragma GCC diagnostic ignored "-Wpsabi"
-
-#if defined(TITANIUM_NO_CLONES) || !defined(__x86_64__) || defined(__clang__)
-#define TITANIUM_CLONES
-#else
-#define TITANIUM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-#define TITANIUM_INLINE inline __attribute__((always_inline))
 
 namespace titanium {
 

@@ -4,53 +4,35 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(TITANIUM_NO_CLONES) || !defined(__x86_64__) || defined(__clang__)
-#define CLONES
-#else
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-#define INLINE inline __attribute__((always_inline))
+#include "titanium/base/bf16.h"
 
 namespace titanium {
 namespace {
 
-struct BF16 {
-  uint16_t bits;
-};
-
-INLINE float load(float x) {
+TITANIUM_INLINE float load(float x) {
   return x;
 }
-INLINE double load(double x) {
+TITANIUM_INLINE double load(double x) {
   return x;
 }
-INLINE float load(BF16 x) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
-}
 
-INLINE void store(float& to, float x) {
+TITANIUM_INLINE void store(float& to, float x) {
   to = x;
 }
-INLINE void store(float& to, double x) {
+TITANIUM_INLINE void store(float& to, double x) {
   to = static_cast<float>(x);
 }
-INLINE void store(double& to, double x) {
+TITANIUM_INLINE void store(double& to, double x) {
   to = x;
 }
-INLINE void store(BF16& to, float x) {  // nearest, ties to even; a NaN stays one
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const uint32_t quiet = (bits >> 16) | 0x40;
-  to.bits = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
-}
-INLINE void store(BF16& to, double x) {
+TITANIUM_INLINE void store(BF16& to, double x) {
   store(to, static_cast<float>(x));
 }
 
-INLINE float root(float x) {
+TITANIUM_INLINE float root(float x) {
   return __builtin_sqrtf(x);
 }
-INLINE double root(double x) {
+TITANIUM_INLINE double root(double x) {
   return __builtin_sqrt(x);
 }
 
@@ -61,15 +43,15 @@ constexpr int64_t kBlock =
     1024;  // elements: the gradients of a block are zeroed while they are in the first cache
 
 template <typename P>
-INLINE void write_cast(void* cast, const P* __restrict param, int64_t at, int64_t count) {
+TITANIUM_INLINE void write_cast(void* cast, const P* __restrict param, int64_t at, int64_t count) {
   if (cast == nullptr) return;
   BF16* __restrict to = static_cast<BF16*>(cast) + at;
   for (int64_t i = 0; i < count; ++i) store(to[i], load(param[i]));
 }
 
 template <typename P, typename G, typename S>
-INLINE void adamw(void* param, void* grad, void* exp_avg, void* exp_avg_sq, void* cast, int64_t n,
-                  const AdamWCoefficients& c, bool zero_grad) {
+TITANIUM_INLINE void adamw(void* param, void* grad, void* exp_avg, void* exp_avg_sq, void* cast, int64_t n,
+                           const AdamWCoefficients& c, bool zero_grad) {
   using R = Real<P, G, S>;
   const R clip = static_cast<R>(c.clip), keep = static_cast<R>(c.keep), eps = static_cast<R>(c.eps);
   const R beta1 = static_cast<R>(c.beta1), rest1 = static_cast<R>(1 - c.beta1);
@@ -96,8 +78,8 @@ INLINE void adamw(void* param, void* grad, void* exp_avg, void* exp_avg_sq, void
 }
 
 template <typename P, typename G, typename S>
-INLINE void sgd(void* param, void* grad, void* buffer, void* cast, int64_t n, const SgdCoefficients& c,
-                bool zero_grad) {
+TITANIUM_INLINE void sgd(void* param, void* grad, void* buffer, void* cast, int64_t n,
+                         const SgdCoefficients& c, bool zero_grad) {
   using R = Real<P, G, S>;
   const R clip = static_cast<R>(c.clip), lr = static_cast<R>(c.lr);
   const R decay = static_cast<R>(c.weight_decay), momentum = static_cast<R>(c.momentum);
@@ -134,19 +116,19 @@ constexpr int kLanes = 4, kRows = 8;
 // AdamW's four streams gained nothing from it.
 constexpr int64_t kAhead = 1024;
 
-INLINE Vector load_vector(const double* x) {
+TITANIUM_INLINE Vector load_vector(const double* x) {
   Vector v;
   std::memcpy(&v, x, sizeof v);
   return v;
 }
-INLINE Vector load_vector(const float* x) {
+TITANIUM_INLINE Vector load_vector(const float* x) {
   NarrowVector v;
   std::memcpy(&v, x, sizeof v);
   return __builtin_convertvector(v, Vector);
 }
 
 template <typename T>
-INLINE double squares(const T* x, int64_t n) {
+TITANIUM_INLINE double squares(const T* x, int64_t n) {
   Vector sums[kRows] = {};
   int64_t i = 0;
   for (; i + kRows * kLanes <= n; i += kRows * kLanes) {
@@ -185,20 +167,20 @@ INLINE double squares(const T* x, int64_t n) {
 // clang-format on
 
 namespace optim_kernels {
-#define DEFINE(name, P, G, S)                                                                        \
-  CLONES void adamw_##name(void* p, void* g, void* m, void* v, void* cast, int64_t n,                \
-                           const AdamWCoefficients& c, bool zero) {                                  \
-    adamw<P, G, S>(p, g, m, v, cast, n, c, zero);                                                    \
-  }                                                                                                  \
-  CLONES void sgd_##name(void* p, void* g, void* b, void* cast, int64_t n, const SgdCoefficients& c, \
-                         bool zero) {                                                                \
-    sgd<P, G, S>(p, g, b, cast, n, c, zero);                                                         \
+#define DEFINE(name, P, G, S)                                                                  \
+  TITANIUM_CLONES void adamw_##name(void* p, void* g, void* m, void* v, void* cast, int64_t n, \
+                                    const AdamWCoefficients& c, bool zero) {                   \
+    adamw<P, G, S>(p, g, m, v, cast, n, c, zero);                                              \
+  }                                                                                            \
+  TITANIUM_CLONES void sgd_##name(void* p, void* g, void* b, void* cast, int64_t n,            \
+                                  const SgdCoefficients& c, bool zero) {                       \
+    sgd<P, G, S>(p, g, b, cast, n, c, zero);                                                   \
   }
 FOR_EACH_KERNEL(DEFINE)
-CLONES double squares_f32(const float* x, int64_t n) {
+TITANIUM_CLONES double squares_f32(const float* x, int64_t n) {
   return squares(x, n);
 }
-CLONES double squares_f64(const double* x, int64_t n) {
+TITANIUM_CLONES double squares_f64(const double* x, int64_t n) {
   return squares(x, n);
 }
 }  // namespace optim_kernels

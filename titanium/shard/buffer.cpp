@@ -37,8 +37,4 @@ void BufferPool::give_back(at::Tensor buffer) {
   free_.push_back(std::move(buffer));
 }
 
-void BufferPool::clear() {
-  free_.clear();
-}
-
 }  // namespace titanium

@@ -15,7 +15,6 @@ class BufferPool {
  public:
   at::Tensor take(int64_t n, at::ScalarType dtype);  // [n], of any content
   void give_back(at::Tensor buffer);
-  void clear();  // gives the memory back to the system
 
  private:
   std::vector<at::Tensor> free_;
