@@ -21,6 +21,7 @@ void add_check(CLI::App& app, Run& run);
 void add_plan(CLI::App& app, Run& run);
 void add_info(CLI::App& app, Run& run);
 void add_serve(CLI::App& app, Run& run);
+void add_launch(CLI::App& app, Run& run);
 
 // A config for commands that have flags instead of a file: fp32 unless `dtype` ("float32", "bfloat16",
 // "float64") says otherwise, then overrides.

@@ -58,6 +58,7 @@ int run_main(int argc, char** argv) {
   add_plan(app, run);
   add_info(app, run);
   add_serve(app, run);
+  add_launch(app, run);
   const std::vector<const CLI::App*> commands = std::as_const(app).get_subcommands({});
   const bool known =
       argc > 1 && (argv[1][0] == '-' || std::any_of(commands.begin(), commands.end(), [&](const CLI::App* c) {

@@ -120,6 +120,7 @@ struct ValidatorConfig {
 };
 
 struct CommConfig {
+  std::string transport = "auto";
   int64_t init_timeout_seconds = 300;
   int64_t train_timeout_seconds = 100;
 };

@@ -485,7 +485,12 @@ std::vector<Section> describe(TrainConfig& c) {
 
       {"comm",
        "How long ranks wait for each other; no effect in one process.",
-       {{"init_timeout_seconds", &c.comm.init_timeout_seconds, "until all ranks have met", integer(1), {}},
+       {{"transport",
+         &c.comm.transport,
+         "what joins ranks; local: memory that those of one host share; auto: local on one host, else gloo",
+         one_of({"auto", "local", "gloo", "nccl"}),
+         {}},
+        {"init_timeout_seconds", &c.comm.init_timeout_seconds, "until all ranks have met", integer(1), {}},
         {"train_timeout_seconds", &c.comm.train_timeout_seconds, "in any later operation", integer(1), {}}}},
   };
 }

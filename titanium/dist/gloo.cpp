@@ -198,7 +198,7 @@ struct Making {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
 };
 
-class GlooWorld final : public World {
+class GlooWorld final : public WatchedWorld {
  public:
   GlooWorld(const Meeting& meeting, const WatchOptions& options) : rank_(options.rank), size_(options.size) {
     maker_->meeting = meeting;
@@ -249,6 +249,7 @@ class GlooWorld final : public World {
 
   void progress(int64_t step, std::string_view action) override { watch_->progress(step, action); }
   void fail(const std::string& reason) noexcept override { watch_->fail(reason); }
+  Watch& watch() override { return *watch_; }
 
  private:
   // Connects to each of the others, which come when they come; in a thread, because nothing interrupts it.
@@ -338,10 +339,15 @@ std::string variable(const char* name) {
 
 std::shared_ptr<World> gloo_world(const CommConfig& comm, int rank, int size, const std::string& addr,
                                   int port) {
+  if (size == 1 && rank == 0) return solo_world();
+  return watched_gloo_world(comm, rank, size, addr, port);
+}
+
+std::shared_ptr<WatchedWorld> watched_gloo_world(const CommConfig& comm, int rank, int size,
+                                                 const std::string& addr, int port) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw BadConfig("RANK={} WORLD_SIZE={}: allowed: 0 <= RANK < WORLD_SIZE", rank, size);
   }
-  if (size == 1) return solo_world();
   if (addr.empty()) throw BadConfig("MASTER_ADDR is empty: give the name or address of the host of rank 0");
   if (port < 1 || port > 65535) throw BadConfig("MASTER_PORT={}: allowed: 1 to 65535", port);
 

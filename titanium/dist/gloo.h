@@ -16,4 +16,13 @@ namespace titanium {
 std::shared_ptr<World> gloo_world(const CommConfig& comm, int rank, int size, const std::string& addr,
                                   int port);
 
+// The same of two ranks or more, for transports that use its watch (watch.h).
+class Watch;
+class WatchedWorld : public World {
+ public:
+  virtual Watch& watch() = 0;
+};
+std::shared_ptr<WatchedWorld> watched_gloo_world(const CommConfig& comm, int rank, int size,
+                                                 const std::string& addr, int port);
+
 }  // namespace titanium

@@ -1,15 +1,16 @@
 #include "titanium/dist/gloo.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <mutex>
-#include <thread>
+#include <future>
+#include <vector>
 
 #include "titanium/base/error.h"
 #include "titanium/dist/conformance.h"
+#include "titanium/dist/fork_ranks.h"
+#include "titanium/dist/open_world.h"
 #include "titanium/dist/rendezvous.h"
 
 namespace titanium {
@@ -25,45 +26,40 @@ int free_port() {
   return port;
 }
 
-// Ranks as threads, each with its own connections.  Throws the first cause.
-void run_gloo(int size, const std::function<void(std::shared_ptr<World>)>& work, milliseconds timeout) {
+void run_processes(int size, const std::function<void(std::shared_ptr<World>)>& work, milliseconds timeout) {
   const int port = free_port();
-  const CommConfig comm = {.init_timeout_seconds = 20,
-                           .train_timeout_seconds = std::chrono::duration_cast<seconds>(timeout).count()};
-  std::mutex mutex;
-  std::exception_ptr cause, lost;
-  std::vector<std::thread> ranks;
-  const int threads = at::get_num_threads();
-  for (int rank = 0; rank < size; ++rank) {
-    ranks.emplace_back([&, rank] {
-      at::set_num_threads(1);
-      std::shared_ptr<World> world;
-      const auto caught = [&](std::exception_ptr& kind, const std::string& reason) {
-        {
-          const std::lock_guard lock(mutex);
-          if (!kind) kind = std::current_exception();
-        }
-        if (world) world->fail(reason);
-      };
-      try {
-        world = gloo_world(comm, rank, size, "127.0.0.1", port);
-        work(world);
-      } catch (const RankLost& e) {
-        caught(lost, e.what());
-      } catch (const std::exception& e) {
-        caught(cause, e.what());
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
-  at::set_num_threads(threads);
-  if (cause) std::rethrow_exception(cause);
-  if (lost) std::rethrow_exception(lost);
+  CommConfig comm;
+  comm.init_timeout_seconds = 20;
+  comm.train_timeout_seconds = std::chrono::duration_cast<seconds>(timeout).count();
+  fork_ranks(
+      size, [&](int rank, int ranks) { return gloo_world(comm, rank, ranks, "127.0.0.1", port); }, work);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gloo, Conformance,
-                         ::testing::Values(Backend{.name = "threads", .run = run_gloo, .most_ranks = 4}),
-                         ::testing::PrintToStringParamName());
+                         ::testing::Values(Backend{.name = "processes",
+                                                   .run = [](auto&&... args) { run_processes(args...); },
+                                                   .most_ranks = 4}),
+                         [](const auto& info) { return info.param.name; });
+
+// Ranks that may be on several hosts, here threads of this process.
+TEST(GlooWorld, IsWhatOpenWorldTakes) {
+  LaunchEnv env;
+  env.size = 2;
+  env.local_size = 1;
+  env.master_addr = "127.0.0.1";
+  env.addr_given = env.port_given = true;
+  env.master_port = free_port();
+  std::vector<std::future<double>> sums;
+  for (env.rank = 0; env.rank < 2; ++env.rank) {
+    sums.push_back(
+        std::async(std::launch::async, [env] { return open_world({}, env)->all().sum(env.rank + 1); }));
+  }
+  for (std::future<double>& sum : sums) EXPECT_EQ(sum.get(), 3);
+
+  env.rank = 0;
+  env.addr_given = false;
+  EXPECT_THROW(open_world({}, env), BadConfig);  // which host?
+}
 
 }  // namespace
 }  // namespace titanium
