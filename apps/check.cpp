@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/on_ranks.h"
 #include "titanium/train/check.h"
 
 namespace titanium {
@@ -29,18 +30,21 @@ void add_check(CLI::App& app, Run& run) {
       "--training.max_tokens_per_microbatch=20.");
   command->callback([flags, command, &run] {
     run = [flags, command] {
-      LogOptions options;
-      options.level = LogLevel::kWarning;
-      Log log(options);
-      const auto lines = check_model(flags->folder, command_config(flags->dtype, command->remaining()), log);
-      int64_t bad = 0;
-      for (const CheckLine& line : lines) {
-        fmt::print("{} {:<55} {:10.3e}   allowed {:.1e}\n", line.ok() ? "ok  " : "FAIL", line.quantity,
-                   line.difference, line.tolerance);
-        bad += !line.ok();
-      }
-      fmt::print("{}: {} quantities, {} outside their tolerance\n", flags->folder, lines.size(), bad);
-      return bad == 0 ? 0 : 1;
+      const TrainConfig config = command_config(flags->dtype, command->remaining());
+      return on_ranks(config.comm, [&](const std::shared_ptr<World>& world) {
+        Log log(log_of(*world, LogLevel::kWarning));
+        const auto lines = check_model(flags->folder, config, log, world);
+        int64_t bad = 0;
+        for (const CheckLine& line : lines) {
+          if (world->rank() == 0)
+            fmt::print("{} {:<55} {:10.3e}   allowed {:.1e}\n", line.ok() ? "ok  " : "FAIL", line.quantity,
+                       line.difference, line.tolerance);
+          bad += !line.ok();
+        }
+        if (world->rank() == 0)
+          fmt::print("{}: {} quantities, {} outside their tolerance\n", flags->folder, lines.size(), bad);
+        return bad == 0 ? 0 : 1;
+      });
     };
   });
 }

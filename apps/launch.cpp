@@ -1,5 +1,6 @@
 #include "titanium/dist/launch.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,13 +20,14 @@ std::string this_program() {
   return {path, static_cast<size_t>(size)};
 }
 
-int run_launch(int ranks, std::vector<std::string> words, const std::vector<std::string>& commands) {
-  if (!words.empty() && words.front() == "--") words.erase(words.begin());
-  std::string known;
-  for (const std::string& name : commands) known += (known.empty() ? "" : ", ") + name;
+// The others work as one process.
+constexpr const char* kForRanks[] = {"train", "check"};
+
+int run_launch(int ranks, std::vector<std::string> words) {
+  const std::string known = fmt::format("{}", fmt::join(kForRanks, ", "));
   if (words.empty()) throw BadConfig("launch: which command? One of {}", known);
-  if (std::find(commands.begin(), commands.end(), words.front()) == commands.end()) {
-    throw BadConfig("launch: '{}' is not a command for ranks; known: {}", words.front(), known);
+  if (std::find(std::begin(kForRanks), std::end(kForRanks), words.front()) == std::end(kForRanks)) {
+    throw BadConfig("launch: '{}' does not run on several ranks; those that do: {}", words.front(), known);
   }
   words.insert(words.begin(), this_program());
   return launch_ranks(ranks, words);
@@ -41,14 +43,8 @@ void add_launch(CLI::App& app, Run& run) {
       ->check(CLI::Range(1, kMaxLocalRanks));
   command->prefix_command();
   command->footer("titanium launch -n 2 train run.toml --parallelism.data_parallel_shard_degree=2");
-  command->callback([ranks, command, &app, &run] {
-    run = [ranks, command, &app] {
-      std::vector<std::string> commands;
-      for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
-        if (one != command) commands.push_back(one->get_name());
-      }
-      return run_launch(*ranks, command->remaining(), commands);
-    };
+  command->callback([ranks, command, &run] {
+    run = [ranks, command] { return run_launch(*ranks, command->remaining()); };
   });
 }
 

@@ -45,8 +45,21 @@ int no_resources(std::string_view what) {
   return kNoResources;
 }
 
+// launch takes the words of a command as they are; a -- may stand before them, which CLI11 would take for
+// itself.
+int without_mark(int argc, char** argv) {
+  if (argc < 2 || std::string_view(argv[1]) != "launch") return argc;
+  char** const end = argv + argc;
+  char** const mark =
+      std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
+  if (mark == end) return argc;
+  std::rotate(mark, mark + 1, end);
+  return argc - 1;
+}
+
 int run_main(int argc, char** argv) {
   open_standard_streams();
+  argc = without_mark(argc, argv);
   CLI::App app("titanium: trains large language models from Hugging Face checkpoints");
   app.require_subcommand(1);
   Run run;

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "apps/commands.h"
+#include "apps/on_ranks.h"
 #include "titanium/base/error.h"
 #include "titanium/train/trainer.h"
 
@@ -37,6 +38,22 @@ struct Flags {
   bool print_config = false, help_config = false;
 };
 
+int train(const TrainConfig& config, const std::shared_ptr<World>& world) {
+  Log log(log_of(*world));
+  Trainer trainer(config, log, world);
+  listen_to_signals();  // until here there is nothing to save, and a signal ends the process
+  const Trainer::Outcome outcome = trainer.run(stop_asked);
+  if (outcome.interrupted && !outcome.saved) {
+    log.info("stopped after {} updates; they are not saved (checkpoint.enable = false)", outcome.step);
+  } else if (outcome.interrupted) {
+    log.info("stopped after {} updates and saved; the same command goes on from there", outcome.step);
+  } else if (outcome.validation_before && outcome.validation_after) {
+    log.info("validation loss {:.4f} before, {:.4f} after ({:+.1f} %)", *outcome.validation_before,
+             *outcome.validation_after, 100 * (*outcome.validation_after / *outcome.validation_before - 1));
+  }
+  return 0;
+}
+
 int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
   if (flags.help_config) {
     std::cout << config_help();
@@ -55,19 +72,7 @@ int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
   }
   check_complete(config);
   std::signal(SIGPIPE, SIG_IGN);  // a reader of the log that is gone is no reason to stop
-  Log log;
-  Trainer trainer(config, log);
-  listen_to_signals();  // until here there is nothing to save, and a signal ends the process
-  const Trainer::Outcome outcome = trainer.run(stop_asked);
-  if (outcome.interrupted && !outcome.saved) {
-    log.info("stopped after {} updates; they are not saved (checkpoint.enable = false)", outcome.step);
-  } else if (outcome.interrupted) {
-    log.info("stopped after {} updates and saved; the same command goes on from there", outcome.step);
-  } else if (outcome.validation_before && outcome.validation_after) {
-    log.info("validation loss {:.4f} before, {:.4f} after ({:+.1f} %)", *outcome.validation_before,
-             *outcome.validation_after, 100 * (*outcome.validation_after / *outcome.validation_before - 1));
-  }
-  return 0;
+  return on_ranks(config.comm, [&](const std::shared_ptr<World>& world) { return train(config, world); });
 }
 
 }  // namespace

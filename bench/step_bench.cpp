@@ -1,7 +1,8 @@
 // Our side of bench/run: the same work as bench/peer.py, on the same token ids.
 //   bench_step train|score|decode --model DIR --ids FILE --dtype bf16|fp32 --docs N --length L --steps K
 //   bench_step ids --model DIR --text FILE --count N --ids FILE      writes the first N token ids of a text
-// prints one JSON line: {"seconds": [per step], "tokens": per step, "peak_rss": bytes}
+// prints one JSON line: {"seconds": [per step], "tokens": per step of all ranks, "peak_rss": bytes}
+// As a rank of several (RANK, WORLD_SIZE, ... are set), the documents are cut over the ranks (FSDP2).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -11,6 +12,7 @@
 
 #include "titanium/base/openmp.h"
 #include "titanium/batch/pack.h"
+#include "titanium/dist/open_world.h"
 #include "titanium/formats/json.h"
 #include "titanium/loss/sft.h"
 #include "titanium/optim/clip.h"
@@ -44,13 +46,14 @@ void measure(const Arguments& a) {
   at::set_num_threads(a.threads);
   TrainConfig config;
   config.training.mixed_precision_param = a.dtype == "bf16" ? Dtype::BF16 : Dtype::F32;
-  config.training.max_tokens_per_microbatch = a.docs * a.length;
+  const std::shared_ptr<World> world = open_world(config.comm);
+  config.training.max_tokens_per_microbatch = a.docs * a.length / world->size();
   config.training.seq_len = a.length;
   if (a.mode == "decode") config.training.dtype = config.training.mixed_precision_param;  // as one serves it
   LogOptions quiet;
   quiet.level = LogLevel::kWarning;
   Log log(quiet);
-  Session session = open_session(a.model, config, log);
+  Session session = open_session(a.model, config, log, /*load_weights=*/true, world);
   const auto ids = read_json(a.ids).get<std::vector<int64_t>>();
 
   std::vector<Sample> samples;
@@ -80,7 +83,7 @@ void measure(const Arguments& a) {
         optimizer->step({.lr = config.optimizer.lr,
                          .clip = clip_coefficient(norm, config.training.max_norm),
                          .zero_grad = true});
-        return Json(sum.loss.item<double>());
+        return Json(session.store->mesh().data().sum(sum.loss.item<double>()));
       });
     }
   } else if (a.mode == "score") {

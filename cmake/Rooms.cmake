@@ -2,6 +2,7 @@
 #   titanium_room(NAME SOURCES a.cpp ... LIBS other ... [TORCH])   -> library titanium_NAME
 #   titanium_room_test(NAME a_test.cpp ... [LABELS slow])           -> program test_NAME, one CTest entry
 #   titanium_fuzzer(NAME file.cpp LIBS titanium_x ...)              -> libFuzzer program fuzz_NAME (clang)
+# Programs outside get the libraries as titanium::NAME from find_package(titanium), out of the build folder (Export.cmake).
 add_library(titanium_flags INTERFACE)
 target_include_directories(titanium_flags INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_options(titanium_flags INTERFACE -fPIC -Wall -Wextra -Werror -Wno-unknown-pragmas -fvisibility=hidden
@@ -35,6 +36,8 @@ endfunction()
 function(titanium_room room)
   cmake_parse_arguments(ARG "TORCH" "" "SOURCES;LIBS" ${ARGN})
   add_library(titanium_${room} STATIC ${ARG_SOURCES})
+  set_target_properties(titanium_${room} PROPERTIES EXPORT_NAME ${room})
+  set_property(GLOBAL APPEND PROPERTY TITANIUM_EXPORTS titanium_${room})
   target_link_libraries(titanium_${room} PUBLIC titanium_flags ${ARG_LIBS})
   if(ARG_TORCH)
     target_link_libraries(titanium_${room} PUBLIC titanium_torch)

@@ -2,6 +2,7 @@
 //   grpo_update <Hugging Face folder>
 #include <algorithm>
 #include <cstdio>
+#include <stdexcept>
 
 #include "titanium/engine/engine.h"
 #include "titanium/loss/advantage.h"
@@ -74,7 +75,10 @@ static void update(const char* folder) {
   std::printf("\nsent %zu tensors, %lu bytes\n", stream.header().tensors.size(), stream.header().bytes);
 }
 
-int main(int, char** arguments) try { update(arguments[1]); } catch (const std::exception& e) {
+int main(int count, char** arguments) try {
+  if (count != 2) throw std::invalid_argument("usage: grpo_update <Hugging Face folder>");
+  update(arguments[1]);
+} catch (const std::exception& e) {
   std::fprintf(stderr, "%s\n", e.what());
   return 1;
 }

@@ -42,7 +42,7 @@ def update(folder):
         with engine.eval_mode():  # log-probs before the update; entry t of a row is about token t + 1
             old = engine.infer_batch(batch)["model_output"]["log_probs"]
         batch["columns"] = {
-            "old_log_probs": np.concatenate([np.r_[0, row[:-1]] for row in old]),
+            "old_log_probs": old.by_token(),
             "advantages": grpo(rewards, group, batch),
         }
         before = {name: array.copy() for name, array in engine.get_per_tensor_param().tensors()}
@@ -60,4 +60,6 @@ def update(folder):
     print(f"sent {len(before)} tensors, {changed} of them changed")
 
 
+if len(sys.argv) != 2:
+    sys.exit("usage: grpo_update.py <Hugging Face folder>")
 update(sys.argv[1])

@@ -11,12 +11,13 @@ ninja -C build-debug -j "$(nproc)"
 GTEST_FILTER='-PpoOnSmolLm2.InBf16IsNoFartherFromFp32ThanTransformers' \
   ctest --test-dir build-debug --output-on-failure -E 'run_|smollm2'
 
-# ThreadSanitizer where threads meet: the loader, the tokenizer, the log, checkpoints, weight sync.  libgomp is not instrumented, so the programs
+# ThreadSanitizer where threads meet: the loader, the tokenizer, the log, checkpoints, weight sync, ranks.  libgomp is not instrumented, so the programs
 # run with one compute thread and their own threads.
 export OMP_NUM_THREADS=1 TSAN_OPTIONS="second_deadlock_stack=1 suppressions=$PWD/scripts/tsan.supp"
 cmake --preset tsan
-ninja -C build-tsan -j "$(nproc)" test_data test_text test_report test_checkpoint test_sync
+ninja -C build-tsan -j "$(nproc)" test_data test_text test_report test_checkpoint test_sync test_dist
 for test in data text report checkpoint sync; do build-tsan/test_$test; done
+build-tsan/test_dist --gtest_filter='-*processes*:*Killed*:*EndsBeforeAllCame*'  # ThreadSanitizer follows no forks
 
 scripts/fuzz.sh 300
 tests/faults/kill_resume.sh "$PWD/build/titanium" "$PWD" 40

@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import operator
 import sys
 
 from .errors import BadConfig, BadData
@@ -42,6 +43,23 @@ class Raw:
         return count
 
 
+def integer(value, what, kind=BadConfig):
+    """An int, numpy's included; never a part of a number."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise kind(f"{what} is {value!r}; allowed: an integer")
+
+
+def flag(value, what, kind=BadConfig):
+    """A bool, numpy's included: any text would count as true."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    raise kind(f"{what} is {value!r}; allowed: True, False")
+
+
 def _is_torch(value):
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -52,7 +70,10 @@ def to_raw(value, what="array"):
     if isinstance(value, Raw):
         return value
     if _is_torch(value):
-        tensor = value.detach().cpu().contiguous()
+        try:
+            tensor = value.detach().cpu().resolve_neg().contiguous()
+        except (RuntimeError, NotImplementedError) as error:  # sparse, meta
+            raise BadData(f"{what}: a tensor of layout {value.layout} on {value.device} cannot be sent: {error}") from None
         dtype = _FROM_TORCH.get(str(tensor.dtype).rpartition(".")[2])
         if dtype is None:
             raise BadData(f"{what}: dtype {tensor.dtype} cannot be sent")
@@ -73,8 +94,10 @@ def to_raw(value, what="array"):
         if all(isinstance(x, int) for x in values):
             return Raw("I64", (len(values),), memoryview(array.array("q", values)).cast("B") if values else b"")
         return Raw("F64", (len(values),), memoryview(array.array("d", values)).cast("B"))
-    except (TypeError, OverflowError) as error:
-        raise BadData(f"{what}: a {type(value).__name__} is not an array of numbers ({error})") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadData(
+            f"{what}: a {type(value).__name__} is not a flat array of numbers ({error}); rows go end to end, with offsets"
+        ) from None
 
 
 def raw_to_list(raw):

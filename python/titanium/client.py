@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import weakref
 
-from .arrays import ArrayFactory, to_raw
+from .arrays import ArrayFactory, flag, integer, to_raw
 from .batch import STATS, Stats, decode_output, encode_batch, encode_loss
 from .errors import BadConfig, BadData, ServerDied, TitaniumError, from_kind
 from .process import ServerProcess, describe_status, find_binary, open_pidfd, peer_pidfd
@@ -60,6 +61,9 @@ def connect(
     """
     factory = ArrayFactory(arrays, bf16)
     sock = _connect(address, timeout)
+    if not select.select([sock], [], [], timeout)[0]:  # a server greets at once
+        sock.close()
+        raise BadConfig(f"{address!a}: what listens there has not greeted within {timeout} s: no titanium server")
     engine = Engine(Channel(sock, peer_pidfd(sock)), factory, None, address)
     with _closing_on_failure(engine):
         if config is None:
@@ -82,6 +86,8 @@ def _closing_on_failure(engine):
 
 
 def _connect(address, timeout):
+    if not isinstance(address, str) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise BadConfig(f"connect: {address!r} with timeout {timeout!r}; allowed: a text, and seconds above 0")
     kind, _, rest = address.partition(":")
     try:
         if kind == "unix" and rest:
@@ -92,14 +98,14 @@ def _connect(address, timeout):
             except BaseException:
                 sock.close()
                 raise
-        elif kind == "tcp" and rest.rpartition(":")[2].isdigit():
+        elif kind == "tcp" and rest.rpartition(":")[2].isdecimal():
             host, _, port = rest.rpartition(":")
             sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         else:
             raise BadConfig(f"{address!r} is not an address; allowed: unix:/path, unix:@name, tcp:host:port")
-    except OSError as error:
-        raise BadConfig(f"{address}: no server answers: {error}") from error
+    except (OSError, OverflowError, ValueError) as error:  # a name that cannot be one is a ValueError
+        raise BadConfig(f"{address!a}: no server answers: {error}") from error
     sock.settimeout(None)
     return sock
 
@@ -116,6 +122,7 @@ class Engine:
         self._modes = []
         self._groups, self._sent_groups = [], []
         self._stream = None  # the weight stream that is open
+        self._owner = os.getpid()
         self._finish = weakref.finalize(self, _release, channel, process, os.getpid())
         try:
             greeting = channel.receive()
@@ -136,10 +143,12 @@ class Engine:
 
     def set_total_training_steps(self, steps):
         """Of the learning rate's schedule, which initialize() makes."""
-        self._call("set_total_training_steps", {"steps": int(steps)})
+        self._call("set_total_training_steps", {"steps": integer(steps, "set_total_training_steps: steps")})
 
     def close(self):
-        """Ends the connection, and with it the server if it is our own.  Twice is once."""
+        """Ends the connection, and with it the server if it is our own.  Twice is once.  In a forked child: nothing."""
+        if os.getpid() != self._owner:
+            return
         with self._lock:
             if self._ended is None:
                 with contextlib.suppress(ServerDied):
@@ -163,11 +172,14 @@ class Engine:
 
     def train_mode(self, disable_auto_offload=False, zero_grad_on_exit=True):
         """A context manager: loads the state on entry, offloads it on exit, where the config asks for that."""
-        args = {"disable_auto_offload": bool(disable_auto_offload), "zero_grad_on_exit": bool(zero_grad_on_exit)}
+        args = {
+            "disable_auto_offload": flag(disable_auto_offload, "train_mode: disable_auto_offload"),
+            "zero_grad_on_exit": flag(zero_grad_on_exit, "train_mode: zero_grad_on_exit"),
+        }
         return self._scope("train", args)
 
     def eval_mode(self, disable_auto_offload=False):
-        return self._scope("eval", {"disable_auto_offload": bool(disable_auto_offload)})
+        return self._scope("eval", {"disable_auto_offload": flag(disable_auto_offload, "eval_mode: disable_auto_offload")})
 
     @contextlib.contextmanager
     def _scope(self, mode, args):
@@ -188,7 +200,7 @@ class Engine:
 
     def forward_backward_batch(self, batch, loss=None, forward_only=False):
         """Forward of the whole batch and, unless forward_only, backward, which adds into the gradients."""
-        return self._run("forward_backward_batch", batch, loss, {"forward_only": bool(forward_only)})
+        return self._run("forward_backward_batch", batch, loss, {"forward_only": flag(forward_only, "forward_backward_batch: forward_only")})
 
     def forward_step(self, batch, loss=None):
         """The whole batch as one micro-batch, forward alone."""
@@ -236,16 +248,17 @@ class Engine:
         return WeightStream(self, reply.body)
 
     def to(self, device, model=True, optimizer=True, grad=True):
-        args = {"device": str(device), "model": bool(model), "optimizer": bool(optimizer), "grad": bool(grad)}
-        self._call("to", args)
+        self._call("to", {"device": str(device), "model": model, "optimizer": optimizer, "grad": grad})
 
     def save_checkpoint(self, local_path, global_step=0, max_ckpt_to_keep=None):
         """When it returns the checkpoint is on disk.  max_ckpt_to_keep: None or 0 keeps all."""
-        args = {"local_path": os.path.abspath(local_path), "global_step": int(global_step)}
-        self._call("save_checkpoint", {**args, "max_ckpt_to_keep": int(max_ckpt_to_keep or 0)})
+        keep = 0 if max_ckpt_to_keep is None else integer(max_ckpt_to_keep, "save_checkpoint: max_ckpt_to_keep")
+        args = {"global_step": integer(global_step, "save_checkpoint: global_step"), "max_ckpt_to_keep": keep}
+        self._call("save_checkpoint", {**args, "local_path": _path(local_path, "save_checkpoint")})
 
     def load_checkpoint(self, local_path):
-        self._take(self._call("load_checkpoint", {"local_path": os.path.abspath(local_path)}).body)
+        """Takes that folder or raises BadCheckpoint."""
+        self._take(self._call("load_checkpoint", {"local_path": _path(local_path, "load_checkpoint")}).body)
 
     @contextlib.contextmanager
     def disable_adapter(self):
@@ -279,9 +292,9 @@ class Engine:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _create(self, args):
+        self._facts = self._call("create", args).body  # where it is refused the old engine goes on
         self._groups, self._sent_groups, self._modes = [], [], []
         self._made_with = args
-        self._facts = self._call("create", args).body
 
     def _attach(self):
         body = self._call("attach").body
@@ -309,6 +322,9 @@ class Engine:
         if self._groups == self._sent_groups:
             return
         try:
+            unknown = {key for g in self._groups for key in g} - {"lr", "betas", "eps", "weight_decay"}
+            if unknown:
+                raise ValueError(f"unknown key {sorted(map(str, unknown))[0]!r}")
             groups = [
                 {
                     "lr": json_number(g["lr"]),
@@ -332,12 +348,14 @@ class Engine:
     def _call(self, method, args=None, tensors=None, loss=None):
         with self._calling(method):
             self._settle_stream()
-            if method != "close":
+            if method not in _ENDINGS:  # what ends something is not for a bad param group to stop
                 self._push_groups()
             return self._exchange(method, args, tensors, loss)
 
     @contextlib.contextmanager
     def _calling(self, method):
+        if os.getpid() != self._owner:  # its replies would be read by either
+            raise BadConfig(f"{method}: this engine is process {self._owner}'s, not that of its fork {os.getpid()}")
         with self._lock:
             if self._in_call is not None:
                 raise BadConfig(f"{method}: not possible inside a loss callable, while {self._in_call} runs")
@@ -399,8 +417,8 @@ class Engine:
             self._channel.send(Message("method", method, self._next_id, args, tensors))
         except ConnectionLost as error:
             raise self._died(method, error) from None
-        except BadData:
-            raise  # too large: nothing was sent
+        except TitaniumError:
+            raise  # it cannot be sent, and nothing was
         except BaseException:
             self._abandon("an exception interrupted a request")
             raise
@@ -437,14 +455,20 @@ class Engine:
             answer = loss(message.body["i"], Stats(message, self._arrays))
             _encode_loss_answer(answer, reply)
         except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-            reply, failure = Message("error", "BadData", message.id, text=text), error
+            reply, failure = Message("error", "BadData", message.id, text=_text_of(error)), error
         else:
             failure = None
         try:
-            self._channel.send(reply)
+            try:
+                self._channel.send(reply)
+            except TitaniumError as error:  # it cannot be sent, and nothing was: the engine waits for a word
+                self._channel.send(Message("error", "BadData", message.id, text=_text_of(error)))
+                failure = error
         except ConnectionLost as error:
             raise self._died(method, error) from None
+        except BaseException:
+            self._abandon("an exception interrupted an answer")
+            raise
         return failure
 
     def _died(self, method, error):
@@ -460,6 +484,26 @@ class Engine:
     def _abandon(self, why="it was given up"):
         self._ended = self._ended or why
         self._finish()
+
+
+_ENDINGS = ("close", "exit_mode", "exit_disable_adapter")
+
+
+def _path(value, what):
+    try:
+        text = os.fsdecode(value)
+    except TypeError:
+        raise BadConfig(f"{what}: local_path is {value!r}; allowed: a path") from None
+    if not text or "\0" in text:
+        raise BadConfig(f"{what}: local_path is {text!r}; allowed: a path, not empty and without a NUL")
+    return os.path.abspath(text)
+
+
+def _text_of(error):
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ may fail
+        return type(error).__name__
 
 
 class _Optimizer:
@@ -505,6 +549,8 @@ class WeightStream:
     def __next__(self):
         reply = self._engine._next_bucket(self._state)
         if reply is None:
+            if self.checksum is None and not self._state.dropped:  # else it would look like one that is complete
+                raise BadConfig("this stream of weights has ended before its last tensor: a later call closed it")
             raise StopIteration
         if reply.body["end"]:
             self.checksum = reply.body["checksum"]
@@ -528,19 +574,31 @@ class WeightStream:
         self._state.dropped = True  # the next request closes it
 
 
+def _number(value, what):
+    try:
+        return json_number(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadData(f"loss callable: {what} is a {type(value).__name__}, not a number: {error}") from None
+
+
 def _encode_loss_answer(answer, reply):
     if not isinstance(answer, dict) or "loss" not in answer:
         raise BadData(f"loss callable: it answered {type(answer).__name__}, expected a dict with 'loss' and 'gradients'")
     unknown = [key for key in answer if key not in ("loss", "gradients", "metrics")]
     if unknown:
         raise BadData(f"loss callable: unknown key {unknown[0]!r} in its answer; allowed: loss, gradients, metrics")
+    for key in ("metrics", "gradients"):
+        if not isinstance(answer.get(key), (dict, type(None))):
+            raise BadData(f"loss callable: {key} is a {type(answer[key]).__name__}; allowed: a dict")
     metrics = {}
     for name, value in (answer.get("metrics") or {}).items():
         if not isinstance(value, dict):
             value = {"sum": value}
-        numbers = {key: json_number(part) for key, part in {"count": 1, **value}.items() if key != "op"}
+        numbers = {
+            key: _number(part, f"metric {name!r}") for key, part in {"count": 1, **value}.items() if key != "op"
+        }
         metrics[str(name)] = {**numbers, "op": str(value.get("op", "mean"))}
-    reply.body = {"loss": json_number(answer["loss"]), "metrics": metrics}
+    reply.body = {"loss": _number(answer["loss"], "loss"), "metrics": metrics}
     for name, gradient in (answer.get("gradients") or {}).items():
         if name not in STATS:
             raise BadData(f"loss callable: gradient of {name!r}; allowed: {', '.join(STATS)}")
@@ -563,7 +621,10 @@ def autograd_loss(function):
                 setattr(stats, name, leaf)
                 leaves[name] = leaf
         with torch.set_grad_enabled(not stats.forward_only):
-            value, metrics = function(i, stats)
+            answer = function(i, stats)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], torch.Tensor):
+            raise BadData(f"autograd_loss: the function answered {type(answer).__name__}, expected (scalar tensor, metrics)")
+        value, metrics = answer
         if stats.forward_only or not value.requires_grad:
             return {"loss": float(value), "metrics": metrics}
         value.backward()

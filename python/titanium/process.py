@@ -17,12 +17,13 @@ _TAIL = 40  # lines of stderr that an error can show
 
 def find_binary(binary=None):
     """The `titanium` command: given, $TITANIUM_BINARY, on PATH, or in the build folder of a source tree."""
+    source = "binary"
     if binary is None:
-        binary = os.environ.get("TITANIUM_BINARY")
+        source, binary = "$TITANIUM_BINARY", os.environ.get("TITANIUM_BINARY") or None
     if binary is not None:
         binary = os.fspath(binary)
         if not os.access(binary, os.X_OK) or os.path.isdir(binary):
-            raise BadConfig(f"{binary} is not a program: it must be the `titanium` command")
+            raise BadConfig(f"{source} is {binary!r}, which is not a program: it must be the `titanium` command")
         return binary
     folders = os.environ.get("PATH", "").split(os.pathsep)
     tree = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -66,6 +67,8 @@ class ServerProcess:
     """A `titanium serve` of our own at the other end of a socketpair."""
 
     def __init__(self, binary, args, env, log):
+        if not isinstance(args, (list, tuple)) or not all(isinstance(arg, str) for arg in args):
+            raise BadConfig(f"args: {args!r} is not a list of texts")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [binary, "serve", "--fd", str(theirs.fileno()), *args]
         self.socket, self.tail = ours, collections.deque(maxlen=_TAIL)
@@ -78,7 +81,7 @@ class ServerProcess:
         self._reader.start()
         self.process = started.get()
         theirs.close()
-        if isinstance(self.process, OSError):
+        if isinstance(self.process, Exception):
             ours.close()
             raise BadConfig(f"{binary} cannot be started: {self.process}") from self.process
         self.pid = self.process.pid
@@ -112,7 +115,7 @@ def _run(command, theirs, env, log, tail, started):
             pass_fds=[theirs.fileno()],
             env=None if env is None else {**os.environ, **env},
         )
-    except OSError as error:
+    except Exception as error:  # an environment that is none, too: who waits must hear of it
         started.put(error)
         return
     started.put(process)

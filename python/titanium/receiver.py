@@ -17,6 +17,7 @@ import os
 import re
 import struct
 import sys
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from .arrays import DTYPES, ArrayFactory, Raw, to_raw
@@ -85,6 +86,8 @@ class Receiver:
             if convert or create:
                 raise BadConfig(f"{target}: the tensors of a folder are neither converted nor added")
             self._target = _Folder(os.fspath(target), fsync)
+        elif not isinstance(target, MutableMapping):
+            raise BadConfig(f"target: a {type(target).__name__}; allowed: a folder, or a dict of tensors or arrays")
         else:
             self._target = _Dict(target, convert, ArrayFactory(arrays, bf16) if create else None)
         self._check = check
@@ -141,14 +144,17 @@ class Receiver:
     def take_stream(self, stream):
         """A stream of Engine.get_per_tensor_param; the engine's arrays must hold bfloat16 as it is (bf16="uint16")."""
         with self._dropping():
-            self._begin(stream.version, None, None)
+            announced = {name: (dtype, tuple(shape)) for name, dtype, shape in stream.specs}
+            self._begin(stream.version, announced, stream.buckets)
             for bucket in stream:
                 tensors = {}
                 for name, array in bucket.items():
                     raw = to_raw(array, name)
                     tensors[name] = Raw("BF16", raw.shape, raw.data, raw.keep) if raw.dtype == "U16" else raw
                 self._bucket(tensors, None)
-            return self._end(None if stream.checksum == "0" * 16 else stream.checksum)  # all 0: the sender made none
+            if stream.checksum is None:
+                raise BadData(f"a stream of weights (version {stream.version}) was closed before its end")
+            return self._end(stream.checksum, made=stream.checksum != "0" * 16)
 
     @contextlib.contextmanager
     def _dropping(self):
@@ -170,10 +176,7 @@ class Receiver:
                 f"{self._target.what}: weights of version {version} came, but those here are of version {have} already"
             )
         stream = _Stream(version, announced, buckets)
-        updated = None
-        if announced is not None:
-            updated = [name for name, (dtype, shape) in announced.items() if self._takes(name, dtype, shape)]
-        self._target.begin(updated, version)
+        self._target.begin([name for name, (dtype, shape) in announced.items() if self._takes(name, dtype, shape)], version)
         self._open = stream
 
     def _takes(self, name, dtype, shape):
@@ -181,7 +184,8 @@ class Receiver:
         own = self._target.find(name)
         if own is None:
             return self._target.creates
-        if own[1] != tuple(shape) or (own[0] != dtype and not self._target.converts):
+        converts = self._target.converts and own[0] in _FLOATS
+        if own[1] != tuple(shape) or (own[0] != dtype and not converts):
             raise BadData(
                 f"{self._target.what}: tensor {name!r} comes as {dtype} {list(shape)}, but is {own[0]} {list(own[1])} here"
             )
@@ -189,22 +193,19 @@ class Receiver:
 
     def _bucket(self, tensors, checksums):
         stream = self._open
-        if stream.buckets is not None and stream.next > stream.buckets:
+        if stream.next > stream.buckets:
             raise BadData(f"a stream of weights has more than its {stream.buckets} buckets")
         known = {}  # the whole bucket is checked before any of it is applied
         for name, raw in tensors.items():
             if name in stream.came:
                 raise BadData(f"tensor {name!r} comes twice")
-            if stream.announced is not None:
-                spec = stream.announced.get(name)
-                if spec is None:
-                    raise BadData(f"tensor {name!r} comes unannounced")
-                if spec != (raw.dtype, raw.shape):
-                    raise BadData(
-                        f"tensor {name!r} comes as {raw.dtype} {list(raw.shape)}, but was announced as {spec[0]} {list(spec[1])}"
-                    )
-            elif raw.dtype not in _FLOATS:
-                raise BadData(f"tensor {name!r} comes as {raw.dtype}; allowed: {', '.join(_FLOATS)}")
+            spec = stream.announced.get(name)
+            if spec is None:
+                raise BadData(f"tensor {name!r} comes unannounced")
+            if spec != (raw.dtype, raw.shape):
+                raise BadData(
+                    f"tensor {name!r} comes as {raw.dtype} {list(raw.shape)}, but was announced as {spec[0]} {list(spec[1])}"
+                )
             known[name] = self._takes(name, raw.dtype, raw.shape)
         sums = {name: 0 for name in tensors} if checksums is None else checksums
         if self._check:
@@ -223,24 +224,24 @@ class Receiver:
                 stream.report.bytes += raw.nbytes
         stream.next += 1
 
-    def _end(self, checksum):
+    def _end(self, checksum, made=True):
+        """made: False when the sender makes no checksums."""
         stream = self._open
-        order = list(stream.came if stream.announced is None else stream.announced)
-        for name in order:
+        for name in stream.announced:
             if name not in stream.came:
                 raise BadData(f"the stream of weights (version {stream.version}) ended without tensor {name!r}, which it announced")
-        if stream.buckets is not None and stream.next != stream.buckets + 1:
+        if stream.next != stream.buckets + 1:
             raise BadData(
                 f"the stream of weights (version {stream.version}) ended after {stream.next - 1} of {stream.buckets} buckets"
             )
-        if self._check and (checksum is not None or stream.announced is not None):
-            have = f"{total_checksum((name, *stream.came[name]) for name in order):016x}"
+        if self._check and made:
+            have = f"{total_checksum((name, *stream.came[name]) for name in stream.announced):016x}"
             if have != checksum:
                 raise BadData(
                     f"the stream of weights (version {stream.version}) is damaged: its checksum is {have}, the sender's {checksum}"
                 )
         report = stream.report
-        report.unknown = [name for name in order if not self._target.creates and self._target.find(name) is None]
+        report.unknown = [name for name in stream.announced if not self._target.creates and self._target.find(name) is None]
         report.not_updated = sorted(name for name in self._target.names() if name not in stream.came)
         self._target.commit(stream.version)
         self.drop()
@@ -251,13 +252,13 @@ class _Stream:
     def __init__(self, version, announced, buckets):
         self.version, self.announced, self.buckets = version, announced, buckets
         self.next = 1  # index of the message that comes now
-        self.came = {}  # name -> dtype, shape, checksum, in the order of arrival
+        self.came = {}  # name -> dtype, shape, checksum
         self.report = Report(version)
 
 
 def _number(metadata, key):
     text = metadata.get(key)
-    if text is None or not re.fullmatch(r"[0-9]{1,18}", text):
+    if text is None or not re.fullmatch(r"[0-9]{1,19}", text):
         raise BadData(f"{_WHAT}: __metadata__ {key!r} is {text!r}, not a number from 0 up")
     return int(text)
 
@@ -304,6 +305,10 @@ class _Dict:
         array = self._tensors.get(name)
         if array is None:
             return None
+        if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+            raise BadConfig(f"{self.what}: {name!r} is a {type(array).__name__}; allowed: tensors and arrays")
+        if getattr(getattr(array, "flags", None), "writeable", True) is False:
+            raise BadConfig(f"{self.what}: {name!r} is an array that cannot be written to")
         dtype = str(array.dtype).rpartition(".")[2]
         named = {"uint16": "BF16", **{torch: name for name, (_, _, torch) in DTYPES.items() if name != "U16"}}
         return named.get(dtype, dtype), tuple(array.shape)
@@ -382,7 +387,7 @@ class _Folder:
                     raise BadCheckpoint(f"{self.what}: tensor {name!r} is missing from the file where the index puts it")
         text = self._old[0].metadata.get(_VERSION) if self._index is None else self._index["metadata"].get(_VERSION)
         if text is not None:
-            if not re.fullmatch(r"[0-9]{1,18}", str(text)):
+            if not re.fullmatch(r"[0-9]{1,19}", str(text)):
                 raise BadCheckpoint(f"{self.what}: its metadata {_VERSION!r} is {text!r}, not a number from 0 up")
             self.version = int(text)
 
@@ -407,7 +412,7 @@ class _Folder:
         self._clean()
         self._file_of = {}
         for old in self._old:
-            touched = updated is None or any(name in old.tensors for name in updated)
+            touched = any(name in old.tensors for name in updated)
             if not touched and self._index is not None:
                 continue  # the index goes on naming the old file
             name = old.name if self._index is None else f"{_stem(old.name)}.v{version}.safetensors"
@@ -432,12 +437,11 @@ class _Folder:
                 index = {**self._index, "weight_map": dict(self._index["weight_map"])}
                 index["metadata"] = {**index["metadata"], _VERSION: str(version)}
                 index["weight_map"].update((name, os.path.basename(f.path)) for name, f in self._file_of.items())
-                self._write_index(index)  # from here the new files count
-                self._index = index
+                self._write_index(index)
         except OSError as error:
             if self._index is not None:
                 for path in placed:
-                    _remove(path)
+                    self._remove_unnamed(os.path.basename(path))
             raise BadCheckpoint(f"{self.what}: cannot be put in place: {error}") from error
         self.version = version
         if self._index is not None:
@@ -454,6 +458,7 @@ class _Folder:
             if self._fsync:
                 os.fsync(file.fileno())
         os.replace(path + _PARTIAL, path)
+        self._index = index  # from here the new files count, whatever fails
         if self._fsync:
             _sync_folder(self.what)
 
@@ -505,7 +510,8 @@ class _OldFile:
         except OSError as error:
             raise BadCheckpoint(f"{self.path}: {error}") from None
         except ValueError as error:
-            raise BadCheckpoint(str(error)) from None
+            text = str(error)
+            raise BadCheckpoint(text if text.startswith(self.path) else f"{self.path}: {text}") from None
 
 
 class _NewFile:

@@ -10,13 +10,15 @@ import socket
 import struct
 
 from .arrays import DTYPES, Raw
-from .errors import BadData
+from .errors import BadConfig, BadData
 
 MAGIC = b"titanium"
 VERSION = 1
 FRAME = struct.Struct("<8sIIQ")
 MAX_BLOB = 1 << 36
 INLINE = 1 << 20  # a larger blob goes into a memfd, where the socket can pass one
+_MAX_DEPTH = 30  # of arguments: the server reads 32 levels
+_MAX_ERROR = 1 << 16  # characters of an error's text
 _PIECES = 512  # buffers of one system call
 _MADV_POPULATE_READ = 22
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
@@ -43,20 +45,56 @@ def json_number(value):
     return value if math.isfinite(value) else str(value)
 
 
+def plain(value, what, depth=0):
+    """A value as JSON has it: numpy's numbers and paths are taken too.  BadConfig names what cannot be sent."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise BadConfig(f"{what} is an integer of more than 64 bits")
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadConfig(f"{what} is {value}; allowed: finite numbers")
+        return float(value)
+    if depth == _MAX_DEPTH:
+        raise BadConfig(f"{what}: nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise BadConfig(f"{what} has the key {key!r}; allowed: strings")
+        return {key: plain(entry, f"{what}.{key}", depth + 1) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry, f"{what}[{i}]", depth + 1) for i, entry in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return plain(os.fspath(value), what, depth + 1)
+    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():  # a number of numpy or torch
+        return plain(value.item(), what, depth + 1)
+    raise BadConfig(f"{what} is a {type(value).__name__}; allowed: numbers, texts, lists and dicts of them")
+
+
 def encode(message):
-    """The header of the blob and the buffers that follow it."""
+    """The header of the blob and the buffers that follow it.  BadConfig: something in it cannot be sent."""
     metadata = {"id": str(message.id), message.type: message.name}
     if message.type == "error":
-        metadata["message"] = message.text
+        text = message.text
+        if len(text) > _MAX_ERROR:
+            text = f"{text[:_MAX_ERROR]} ... ({len(text)} characters)"
+        metadata["message"] = text.encode(errors="replace").decode()
     else:
-        metadata["args" if message.type == "method" else "result"] = json.dumps(message.body, allow_nan=False)
+        body = plain(message.body, message.name)
+        metadata["args" if message.type == "method" else "result"] = json.dumps(body, ensure_ascii=False)
     header, buffers, at = {"__metadata__": metadata}, [], 0
     # Wide dtypes first, so that every tensor is aligned.
     for name, raw in sorted(message.tensors.items(), key=lambda item: -DTYPES[item[1].dtype][0]):
         header[name] = {"dtype": raw.dtype, "shape": list(raw.shape), "data_offsets": [at, at + raw.nbytes]}
         buffers.append(raw.data)
         at += raw.nbytes
-    text = json.dumps(header).encode()
+    try:
+        text = json.dumps(header, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair: a path of undecodable bytes, say
+        part = error.object[max(error.start - 40, 0) : error.end + 20]
+        raise BadConfig(f"{message.name}: {part!a} holds text that is not valid Unicode") from None
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, buffers, at
 
@@ -207,7 +245,9 @@ class Channel:
                 if fds is None:
                     done = self.socket.recv_into(view)
                 else:
-                    data, ancillary, flags, _ = self.socket.recvmsg(len(view), socket.CMSG_SPACE(4 * 4))
+                    # A program that another thread starts meanwhile inherits none of them.
+                    room = socket.CMSG_SPACE(4 * 4)
+                    data, ancillary, _, _ = self.socket.recvmsg(len(view), room, socket.MSG_CMSG_CLOEXEC)
                     done = len(data)
                     view[:done] = data
                     for level, kind, payload in ancillary:

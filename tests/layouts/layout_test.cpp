@@ -141,6 +141,12 @@ const Layout kLayouts[] = {
     {.name = "fsdp8", .shard = 8, .budget = 32},
     {.name = "hsdp2x2", .replicate = 2, .shard = 2, .budget = 32},
     {.name = "ddp2", .replicate = 2},
+    {.name = "tp2", .tp = 2},
+    {.name = "tp3_recompute", .tp = 3, .recompute = "full"},
+    {.name = "tp4_micro_batches", .tp = 4, .budget = 40, .recompute = "selective"},
+    {.name = "fsdp2_tp2", .shard = 2, .tp = 2, .budget = 40, .reshard = "always"},
+    {.name = "hsdp2x2_tp2", .replicate = 2, .shard = 2, .tp = 2, .budget = 32},
+    {.name = "ddp2_tp2", .replicate = 2, .tp = 2, .recompute = "full"},
     {.name = "ddp3_micro_batches", .replicate = 3, .budget = 32, .recompute = "full"},
 };
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 
 #include "titanium/base/error.h"
 #include "titanium/formats/gguf_to_hf.h"
@@ -15,6 +16,8 @@
 #include "titanium/train/score.h"
 #include "titanium/train/session.h"
 #include "titanium/train/training_data.h"
+#include "titanium/weights/hf_export.h"
+#include "titanium/weights/receive.h"
 
 namespace titanium {
 namespace {
@@ -114,6 +117,25 @@ TEST_F(SmolLm2, ChatsRenderAndAnswerAsInTransformers) {
   }
   const auto alone = generate(*session_->model, *session_->store, {prompts[1]}, options);
   EXPECT_EQ(alone[0].ids, together[1].ids);
+}
+
+TEST_F(SmolLm2, AReceiverOfItsWeightsIsBitEqualToTheExport) {
+  const std::filesystem::path exported = folder_ / "exported";
+  export_hf(*session_->store, session_->spec.config.to_json(), exported,
+            {.dtype = Dtype::BF16, .fsync = false});
+  const HfTensors want(exported);
+  std::map<std::string, at::Tensor> received;
+  for (const std::string& name : want.names())
+    received[name] = at::zeros(want.at(name).shape, at::TensorOptions().dtype(at::kBFloat16));
+  WeightReceiver receiver(received);
+  const ReceiveReport report = receiver.take_all(BucketStream(*session_->store, {}));
+  EXPECT_EQ(report.updated, static_cast<int64_t>(want.size()));
+  EXPECT_TRUE(report.not_updated.empty() && report.unknown.empty());
+  for (const auto& [name, tensor] : received) {
+    const TensorView& view = want.at(name);
+    ASSERT_EQ(view.dtype, Dtype::BF16);
+    EXPECT_EQ(std::memcmp(tensor.const_data_ptr(), view.data, view.nbytes), 0) << name;
+  }
 }
 
 TEST_F(SmolLm2, SampledTokensDoNotDependOnTheBatch) {

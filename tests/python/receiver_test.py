@@ -7,12 +7,13 @@ import struct
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "python"))
 
 from titanium import xxh64  # noqa: E402
-from titanium.errors import BadConfig, BadData  # noqa: E402
+from titanium.errors import BadCheckpoint, BadConfig, BadData  # noqa: E402
 from titanium.receiver import Receiver, parse_safetensors  # noqa: E402
 
 LIBRARIES = {}
@@ -136,17 +137,18 @@ class DictTest(unittest.TestCase):
             version = 9
 
             def __init__(self, buckets, checksum):
-                self.buckets, self.checksum = buckets, checksum
+                self._buckets, self.buckets, self.checksum = buckets, len(buckets), checksum
+                self.specs = announced_specs()
 
             def __iter__(self):
-                return iter(self.buckets)
+                return iter(self._buckets)
 
         library = next(iter(LIBRARIES))
         made = {}
         Receiver(made, create=True, arrays=library).take_all(MESSAGES)
         checksum = parse_safetensors(MESSAGES[-1], "end")[0]["checksum"]
         order = [name for message in MESSAGES[1:-1] for name in parse_safetensors(message, "m")[1]]
-        announced = list(announced_names())
+        announced = [name for name, _, _ in announced_specs()]
         self.assertEqual(sorted(order), sorted(announced))
         buckets = [{name: made[name]} for name in announced]
         with tempfile.TemporaryDirectory() as folder:
@@ -161,13 +163,33 @@ class DictTest(unittest.TestCase):
             before = files_of(folder)
             with self.assertRaisesRegex(BadData, "is damaged"):
                 receiver.take_stream(stream)
+            stream.buckets += 1
+            with self.assertRaisesRegex(BadData, f"ended after {len(buckets)} of {len(buckets) + 1} buckets"):
+                receiver.take_stream(stream)
+            with self.assertRaisesRegex(BadData, f"ended without tensor '{announced[-1]}'"):
+                stream = Stream(buckets[:-1], checksum)
+                stream.version = 10
+                receiver.take_stream(stream)
             self.assertEqual(files_of(folder), before)
+            stream = Stream(buckets, "0" * 16)  # whose sender makes no checksums
+            stream.version = 11
+            self.assertEqual(receiver.take_stream(stream).updated, len(TENSORS))
+
+        # The last tensor does not fit: known before the first is written.
+        arrays = {}
+        Receiver(arrays, create=True, arrays=library).take_all(MESSAGES)
+        for array in arrays.values():
+            array[...] = 0
+        arrays[announced[-1]] = arrays[announced[-1]][1:]
+        with self.assertRaisesRegex(BadData, "comes as"):
+            Receiver(arrays).take_stream(Stream(buckets, checksum))
+        self.assertFalse(any(bool((array != 0).any()) for array in arrays.values()))
 
 
-def announced_names():
+def announced_specs():
     import json
 
-    return [name for name, _, _ in json.loads(parse_safetensors(MESSAGES[0], "begin")[0]["tensors"])]
+    return json.loads(parse_safetensors(MESSAGES[0], "begin")[0]["tensors"])
 
 
 class FolderTest(unittest.TestCase):
@@ -247,6 +269,33 @@ class FolderTest(unittest.TestCase):
                     file.write(b"of a receiver that was killed")
             receiver.take_all(MESSAGES)
             self.assertEqual(len(os.listdir(folder)), len(before))
+
+    def test_a_failure_after_the_index_keeps_the_new_files(self):
+        import json
+
+        from titanium import receiver
+
+        for folder, shards in self.folders():
+            if shards == 1:
+                continue
+            before = files_of(folder)
+            for calls in (1, 2):  # of the folder's flushes, which one fails: before the new index, after it
+                left = iter(range(calls - 1))
+
+                def fail(path):
+                    if next(left, None) is None:
+                        raise OSError("no such luck")
+
+                with unittest.mock.patch.object(receiver, "_sync_folder", fail):
+                    with self.assertRaisesRegex(BadCheckpoint, "no such luck"):
+                        Receiver(folder).take_all(MESSAGES)
+                if calls == 1:
+                    self.assertEqual(files_of(folder), before)
+            self.assertEqual(Receiver(folder).version, 7)
+            index = json.loads(read(os.path.join(folder, "model.safetensors.index.json")))
+            for name, file in index["weight_map"].items():
+                tensors = parse_safetensors(read(os.path.join(folder, file)), file)[1]
+                self.assertEqual(bytes(tensors[name].data), bytes(TENSORS[name].data), name)
 
     def test_reports_and_refusals(self):
         for folder, shards in self.folders():

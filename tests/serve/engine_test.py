@@ -9,6 +9,7 @@ import common
 import numpy as np
 import titanium
 from common import batch, sft_loss, spawn, to_numpy
+from titanium.receiver import Receiver
 
 
 def weights(engine, **options):
@@ -156,6 +157,19 @@ class Training(unittest.TestCase):
         group["lr"] = 1e-2
         engine.optimizer_step()
 
+    def test_a_scope_ends_whatever_stands_in_param_groups(self):
+        engine, rows = self.engine, batch()
+        (group,) = engine.param_groups
+        with self.assertRaisesRegex(titanium.BadConfig, "lr"):
+            with engine.train_mode(zero_grad_on_exit=False):
+                engine.forward_backward_batch(rows, "sft")
+                group["lr"] = -1.0
+                engine.optimizer_step()
+        group["lr"] = 1e-2
+        self.assertEqual(engine.optimizer_step(), 0.0, "an exception passed: gradients are zeroed")
+        with self.assertRaisesRegex(titanium.BadConfig, "no mode"):
+            engine._call("exit_mode")
+
     def test_weights_are_those_of_the_file(self):
         engine = self.engine
         file = common.read_safetensors(os.path.join(common.model(), "model.safetensors"))
@@ -179,6 +193,33 @@ class Training(unittest.TestCase):
         again.close()
         again.close()
         self.assertEqual(list(again), [])
+
+    def test_a_receiver_takes_the_stream(self):
+        engine = self.engine
+        with open(os.path.join(common.model(), "model.safetensors"), "rb") as file:
+            original = file.read()
+        exact = common.read_safetensors(os.path.join(common.model(), "model.safetensors"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.safetensors")
+            with open(path, "wb") as file:  # the right layout, other weights
+                size = 8 + int.from_bytes(original[:8], "little")
+                file.write(original[:size] + bytes(len(original) - size))
+            receiver = Receiver(folder, fsync=False)
+            report = receiver.take_stream(engine.get_per_tensor_param(dtype="float32", bucket_bytes=100_000))
+            self.assertEqual((report.updated, report.not_updated, report.unknown), (len(exact), [], []))
+            self.assertEqual(common.read_safetensors(path), exact)
+            self.assertEqual(receiver.version, report.version)
+        arrays = {}
+        Receiver(arrays, create=True, arrays=common.ARRAYS).take_stream(engine.get_per_tensor_param(dtype="float32"))
+        self.assertEqual({name: to_numpy(array).tobytes() for name, array in arrays.items()}, {n: b for n, (_, b) in exact.items()})
+        for array in arrays.values():
+            array[...] = 7
+        last = list(arrays)[-1]
+        arrays[last] = arrays[last][1:]
+        with self.assertRaisesRegex(titanium.BadData, last):  # known before the first is written
+            Receiver(arrays).take_stream(engine.get_per_tensor_param(dtype="float32"))
+        self.assertTrue(all(bool((array == 7).all()) for array in arrays.values()))
+        engine.optimizer_step()  # the stream that was refused is closed
 
     def test_bfloat16(self):
         engine = self.engine
@@ -238,6 +279,8 @@ class Training(unittest.TestCase):
             ({**rows, "temperature": 0.0}, titanium.BadData, "temperature"),
             ({**rows, "micro": {"given": [[0]]}}, titanium.TitaniumError, ""),
             ({**rows, "micro": {"rows": 1}}, titanium.BadData, "sequences"),
+            ({**rows, "micro": 3}, titanium.BadData, "micro is 3"),
+            ({**rows, "input_ids": [[1, 2], [3]]}, titanium.BadData, "rows go end to end"),
             ({**rows, "columns": {"x": [1.0]}}, titanium.BadData, "columns.x"),
             (large, titanium.BadData, "500"),
         ):
@@ -251,6 +294,11 @@ class Training(unittest.TestCase):
         ):
             with self.assertRaisesRegex(titanium.BadConfig, text):
                 engine.forward_backward_batch(rows, loss)
+        pairs = {**rows, "group": [0, 0, 1, 1], "seq_columns": {"chosen": [1, 0, 1, 0]}}
+        for wrong, loss in (({**rows, "columns": {"values": rows["loss_mask"], "returns": rows["loss_mask"]}}, "value"),
+                            (pairs, "reward_model")):
+            with self.assertRaisesRegex(titanium.BadConfig, "needs the values.* a value_model"):
+                engine.train_batch(wrong, loss)
         with self.assertRaises(titanium.BadConfig):
             engine.train_batch(rows, None)
         with self.assertRaisesRegex(titanium.BadConfig, "unknown method 'sing'"):
@@ -287,6 +335,7 @@ class Training(unittest.TestCase):
             ({"loss": 1.0, "gradients": {"log_probs": [1.0]}}, "log-probs"),
             ({"loss": 1.0, "gradients": {"entropy": [1.0]}}, "entropy"),
             ({"loss": 1.0, "metrics": {"x": {"sum": 1, "op": "median"}}}, "median"),
+            ({"loss": 1.0, "metrics": {"x": np.ones(2)}}, "metric 'x'"),
         ):
             with self.assertRaisesRegex(titanium.BadData, text):
                 engine.forward_backward_batch(rows, lambda i, stats: answer)
@@ -301,10 +350,49 @@ class Training(unittest.TestCase):
             engine.forward_backward_batch(rows, interrupted)
         engine.infer_batch(rows)
 
+    def test_columns_for_results_and_statistics(self):
+        """What moves by a token: results to columns, columns to the statistics of a micro-batch."""
+        engine, rows = self.engine, batch(micro={"sequences": 2})
+        rng, offsets = np.random.default_rng(3), rows["offsets"]
+        weights = rng.normal(size=offsets[-1]) * rows["loss_mask"]
+        old = engine.infer_batch(rows)["model_output"]["log_probs"]
+        column = old.by_token()
+        for row, moved in zip(old, column):
+            np.testing.assert_array_equal(to_numpy(moved), np.r_[0, to_numpy(row)[:-1]])
+        self.assertEqual(float(old[0][-1]), 0.0, "a copy")
+
+        trained = [b + i for b, e in zip(offsets, offsets[1:]) for i in range(1, e - b) if rows["loss_mask"][b + i]]
+        tokens = len(trained)
+
+        def reinforce(i, stats):
+            weight = stats.column(weights / tokens, offsets)
+            self.assertTrue(np.array_equal(to_numpy(weight), to_numpy(stats.column(titanium.Jagged(weights / tokens, offsets)))))
+            return {"loss": -float((weight * stats.log_probs).sum()), "gradients": {"log_probs": -weight}}
+
+        columns = {"old_log_probs": column, "advantages": weights}
+        with engine.train_mode():
+            theirs = engine.train_batch(rows, reinforce)
+        self.setUp()
+        with engine.train_mode():
+            built_in = engine.train_batch({**rows, "columns": columns}, {"name": "policy"})  # on policy: the same gradient
+        self.assertAlmostEqual(theirs["metrics"]["grad_norm"] / built_in["metrics"]["grad_norm"], 1, delta=1e-6)
+        self.assertAlmostEqual(built_in["metrics"]["actor/ppo_kl"], 0, delta=1e-6)
+        expected = -sum(weights[t] * float(column.values[t]) for t in trained) / tokens
+        self.assertAlmostEqual(sum(theirs["loss"]), expected, delta=1e-5)
+        for call, text in (
+            (lambda stats: stats.column(weights), "offsets of the batch are needed"),
+            (lambda stats: stats.column(weights[1:], offsets), "23 values, but the offsets end at 24"),
+        ):
+            with self.assertRaisesRegex(titanium.BadData, text):
+                engine.infer_batch(rows, lambda i, stats: call(stats))
+
     def test_values_that_are_not_finite_cross(self):
         rows = batch(micro={"given": [[0, 1, 2, 3]]})
-        answer = {"loss": float("nan"), "metrics": {"x": float("inf")}}
+        deviation = {"sum": 6.0, "count": 2, "spread": 8.0, "op": "std"}  # of 1 and 5
+        answer = {"loss": float("nan"), "metrics": {"x": float("inf"), "std": deviation}}
         result = self.engine.infer_batch(rows, lambda i, stats: answer)
+        self.assertEqual(result["metrics"]["std"], 2.0)
+        self.assertEqual(result["reports"]["std"], deviation)
         self.assertNotEqual(result["loss"][0], result["loss"][0])
         self.assertEqual(result["metrics"]["x"], float("inf"))
 
@@ -326,6 +414,10 @@ class Training(unittest.TestCase):
         nested = torch.nested.nested_tensor_from_jagged(ids, offsets)
         ours = engine.infer_batch({"input_ids": nested})["model_output"]["log_probs"]
         self.assertTrue(torch.equal(ours.nested().offsets(), offsets))
+        with self.assertRaisesRegex(titanium.BadData, "layout=torch.jagged"):
+            engine.infer_batch({"input_ids": torch.nested.as_nested_tensor([ids[:2], ids[:3]], layout=torch.strided)})
+        with self.assertRaisesRegex(titanium.BadData, "answered Tensor, expected"):
+            engine.infer_batch(rows, titanium.autograd_loss(lambda i, stats: stats.log_probs.sum()))
         tokens = int(sum(mask[b + 1 : e].sum() for b, e in zip(offsets, offsets[1:])))
 
         def loss(i, stats):

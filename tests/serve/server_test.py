@@ -138,6 +138,17 @@ class Listening(unittest.TestCase):
         self.assertEqual(process.wait(10), 0)
         return process
 
+    def test_a_signal_ends_it_beside_a_client(self):
+        with tempfile.TemporaryDirectory() as folder:
+            process, address = self.serve(f"unix:{folder}/socket")
+            engine = titanium.connect(address, config=config(), arrays=common.ARRAYS)
+            engine.initialize()
+            process.terminate()
+            self.assertEqual(process.wait(10), 0)
+            with self.assertRaisesRegex(titanium.ServerDied, "socket"):
+                engine.infer_batch(batch())
+            self.assertEqual(os.listdir(folder), [])
+
     def test_tcp(self):
         self.check("tcp:127.0.0.1:0")
 

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import unittest
+import unittest.mock
 
 import common
 import numpy as np
@@ -46,6 +47,11 @@ class Wire(unittest.TestCase):
         np.testing.assert_array_equal(take(right.receive().tensors["small"]), [1.5])
         del got
         self.assertEqual(common.open_descriptors(), before)
+        with unittest.mock.patch.object(wire.mmap, "mmap", wraps=wire.mmap.mmap) as mapped:
+            mapped.side_effect = lambda fd, *_: self.assertFalse(os.get_inheritable(fd)) or unittest.mock.DEFAULT
+            left.send(message(big=big))
+            right.receive()  # a program that another thread starts meanwhile must not get hold of the memfd
+        mapped.assert_called_once()
         left.close()
         with self.assertRaises(wire.ConnectionLost):
             right.receive()

@@ -12,8 +12,9 @@ void check(const WeighedSample& w) {
     throw BadData("sample {}: {} ids, but {} weights and a loss mask of {}", w.sample.index, n,
                   w.weight.size(), w.sample.loss_mask.size());
   }
-  if (!(std::isfinite(w.sample.temperature) && w.sample.temperature > 0)) {
-    throw BadData("sample {}: temperature {} is not finite and > 0", w.sample.index, w.sample.temperature);
+  if (!is_temperature(w.sample.temperature)) {
+    throw BadData("sample {}: temperature {} is not finite and > 0 (at least {})", w.sample.index,
+                  w.sample.temperature, kLeastTemperature);
   }
   for (const auto& [name, column] : w.sample.columns) {
     if (column.size() != n) {
@@ -178,6 +179,10 @@ std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Pack
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Groups& groups,
                               const PackOptions& options) {
   const int64_t budget = with_room_for_filler(options).budget;
+  for (const WeighedSample& w : samples) {  // of all: what a loss finds must not depend on the cut
+    check_names(samples[0].sample.columns, w.sample.columns, w.sample.index);
+    check_names(samples[0].sample.seq_columns, w.sample.seq_columns, w.sample.index);
+  }
   std::vector<PackedBatch> out;
   out.reserve(groups.size());
   std::vector<char> placed(samples.size(), 0);

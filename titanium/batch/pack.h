@@ -42,7 +42,8 @@ PackedBatch pack_one(std::span<const WeighedSample* const> samples, int64_t pad_
 // micro-batch.
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const PackOptions& options);
 // The same from groups made before, as by micro_batches() over all ranks.  Bug: groups that do not hold every
-// sample once within the budget.  BadData: they cut a group that options keep together.
+// sample once within the budget.  BadData: they cut a group that options keep together; a column that one
+// sample has and another lacks.
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Groups& groups,
                               const PackOptions& options);
 

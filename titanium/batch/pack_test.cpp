@@ -254,6 +254,21 @@ TEST(Pack, ColumnsAreShiftedLikeTheMask) {
   EXPECT_THROW(pack_one(list), BadData);
 }
 
+// Whether a loss finds a column must not depend on which samples are cut together.
+TEST(Pack, AllMicroBatchesHaveTheSameColumns) {
+  PackOptions options;
+  options.split.budget = 10;
+  for (const Groups& groups : {Groups{{0, 1}}, Groups{{0}, {1}}}) {
+    auto samples = weighed({2, 3});
+    samples[0].sample.columns["id"] = {1, 2};
+    EXPECT_THROW(pack(samples, groups, options), BadData);
+    samples[1].sample.columns["id"] = {1, 2, 3};
+    EXPECT_EQ(pack(samples, groups, options).size(), groups.size());
+    samples[1].sample.seq_columns["chosen"] = 1;
+    EXPECT_THROW(pack(samples, groups, options), BadData);
+  }
+}
+
 TEST(Pack, GroupsStayTogether) {
   const Random random(5, Purpose::kTest);
   uint64_t draw = 0;

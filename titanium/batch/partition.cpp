@@ -149,7 +149,7 @@ void check(std::span<const std::vector<int64_t>> lengths_of_ranks, const SplitOp
 }
 
 int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
+  return n % multiple == 0 ? n : n > INT64_MAX - multiple ? INT64_MAX : n + multiple - n % multiple;
 }
 
 }  // namespace
@@ -241,9 +241,10 @@ std::vector<Groups> micro_batches(std::span<const std::vector<int64_t>> lengths_
       k = std::max(k, static_cast<int64_t>(out[r].size()));
     } else {
       const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-      k = std::max(k, (tokens + options.budget - 1) / options.budget);
+      k = std::max(k, tokens / options.budget + (tokens % options.budget != 0));
     }
   }
+  if (k > 0) k = std::max(k, options.at_least);
   for (k = round_up(k, options.divisor);; k += options.divisor) {
     bool all_fit = true;
     for (size_t r = 0; r < ranks; ++r) {

@@ -34,6 +34,7 @@ struct SplitOptions {
   std::string budget_key = "micro-batch tokens";  // the config key of budget, for messages
   Packing packing = Packing::kBalanced;
   int64_t divisor = 1;       // the number of micro-batches is a multiple of it
+  int64_t at_least = 1;      // and no smaller than this
   bool allow_empty = false;  // a rank with too few sequences gets empty groups; else that is BadData
 };
 

@@ -229,5 +229,15 @@ TEST(Deal, EveryRankGetsAsManyAndNeighboursInCost) {
   EXPECT_THROW(deal(costs, 4), Bug);
 }
 
+TEST(MicroBatches, NumbersAtTheEndOfTheirRange) {
+  const std::vector<int64_t> lengths{3, 4, 5};
+  SplitOptions options;
+  options.budget = INT64_MAX;
+  EXPECT_EQ(micro_batches(lengths, options), Groups({{0, 1, 2}}));
+  options.budget = 8;
+  options.divisor = INT64_MAX;
+  EXPECT_THROW(micro_batches(lengths, options), BadData);
+}
+
 }  // namespace
 }  // namespace titanium

@@ -1,5 +1,6 @@
 // A sample: the tokens of one sequence and which of them are trained on.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -7,12 +8,18 @@
 
 namespace titanium {
 
+// Below it a logit over the temperature could leave the range of float32, and log-probs would be nan.
+constexpr double kLeastTemperature = 1e-20;
+inline bool is_temperature(double value) {
+  return std::isfinite(value) && value >= kLeastTemperature;
+}
+
 struct Sample {
   std::vector<int32_t> ids;        // [n]
   std::vector<uint8_t> loss_mask;  // [n], 1: this token is trained on, so the position before it carries a
                                    // weight. Says nothing by token id: a final EOS is a token like any other.
   int64_t index = 0;               // its place in the step's global batch; what PackedBatch::sample holds
-  double temperature = 1;          // of its log-probs; > 0
+  double temperature = 1;          // of its log-probs; is_temperature
   int64_t group = -1;  // samples of one group (a pair, a prompt's answers) may be needed together; -1: none
   // What a loss knows of each token, by name: [n], entry i belongs to ids[i], as in loss_mask.
   std::map<std::string, std::vector<double>> columns{};

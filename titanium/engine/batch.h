@@ -53,8 +53,8 @@ struct EngineOutput {
   // given the tokens up to t (verl's alignment).  The last entry of a row is 0, but that of values: the value
   // after the last token.
   std::map<std::string, Jagged> model_output;
-  std::vector<double> loss;               // one a micro-batch; their sum is the objective
-  std::map<std::string, Report> metrics;  // of the whole batch, whatever its split
+  std::vector<double> loss;  // one a micro-batch of this data rank; the sum over all is the objective
+  std::map<std::string, Report> metrics;  // of the whole batch of all data ranks, whatever its split
 };
 
 }  // namespace titanium

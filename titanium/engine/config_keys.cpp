@@ -63,6 +63,8 @@ std::optional<std::string> ConfigKeys::text(const std::string& key) {
   const Json* value = find(key);
   if (!value) return std::nullopt;
   if (!value->is_string()) fail(key, "allowed: a string");
+  if (value->get_ref<const std::string&>().find('\0') != std::string::npos)
+    fail(key, "allowed: a string without a NUL");
   return value->get<std::string>();
 }
 

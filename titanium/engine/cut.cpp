@@ -48,6 +48,11 @@ MicroBatching resolve(const MicroBatching& micro, const EngineRunConfig& config,
     throw BadConfig("{} given micro-batches, {} = {} and {} = {}: one of them says how a batch is cut",
                     micro.given.size(), kSequencesKey, micro.sequences, kBudgetKey, micro.max_tokens);
   }
+  if (micro.count_divisor > 1 && (micro.sequences > 0 || !micro.given.empty())) {
+    throw BadConfig("a multiple of {} micro-batches is for {}; here {} says how a batch is cut",
+                    micro.count_divisor, kBudgetKey,
+                    micro.sequences > 0 ? kSequencesKey : "the list of given ones");
+  }
   if (set == 1) return micro;
   const auto of = [&](int64_t infer, int64_t train) { return forward_only && infer > 0 ? infer : train; };
   MicroBatching out = micro;
@@ -58,23 +63,28 @@ MicroBatching resolve(const MicroBatching& micro, const EngineRunConfig& config,
   }
   if (out.max_tokens == 0 && out.sequences == 0) {
     throw BadConfig(
-        "neither the batch nor engine.{} (use_dynamic_bsz = {}) says how a batch becomes micro-batches",
+        "neither the batch (micro) nor engine.{} (use_dynamic_bsz = {}) says how a batch becomes "
+        "micro-batches",
         config.use_dynamic_bsz ? kBudgetKey : kSequencesKey, config.use_dynamic_bsz);
   }
   return out;
 }
 
 std::vector<PackedBatch> cut(const std::vector<WeighedSample>& samples, const MicroBatching& micro,
-                             const EngineRunConfig& config, bool keep_groups) {
+                             const EngineRunConfig& config, bool keep_groups, int64_t at_least) {
   if (samples.empty()) return {};
   PackOptions options;
   options.keep_groups = keep_groups;
+  options.pad_to_multiple = config.dims.tp;
   if (micro.max_tokens > 0) {
-    options.split.budget =
-        micro.max_tokens * config.dims.cp;  // context parallelism shares a micro-batch's tokens
+    // Context parallelism shares a micro-batch's tokens.
+    if (__builtin_mul_overflow(micro.max_tokens, int64_t{config.dims.cp}, &options.split.budget))
+      options.split.budget = std::numeric_limits<int64_t>::max();
     options.split.budget_key =
         config.dims.cp == 1 ? kBudgetKey : fmt::format("{} x context_parallel_size", kBudgetKey);
     options.split.divisor = micro.count_divisor;
+    options.split.at_least = at_least;
+    options.split.allow_empty = at_least > 1;
     return pack(samples, options);
   }
   const auto n = static_cast<int64_t>(samples.size());

@@ -17,7 +17,9 @@ MicroBatching resolve(const MicroBatching& micro, const EngineRunConfig& config,
 // stay together.  BadData: a sample longer than the budget, or one that `given` lacks, names twice or that is
 // not there; a number of samples that `sequences` does not divide; a cut through a group that must stay
 // whole.
+// At least `at_least` micro-batches where a token budget cuts, some of them fillers where there are fewer
+// samples; their tokens are a multiple of the tensor-parallel size.
 std::vector<PackedBatch> cut(const std::vector<WeighedSample>& samples, const MicroBatching& micro,
-                             const EngineRunConfig& config, bool keep_groups);
+                             const EngineRunConfig& config, bool keep_groups, int64_t at_least = 1);
 
 }  // namespace titanium

@@ -8,9 +8,12 @@
 //   }
 //   engine->lr_scheduler_step();
 //
-// One object is one rank of one engine.  Calls come from one thread.  After an exception of kind BadConfig,
-// BadData or BadCheckpoint, or of the caller's own loss, the engine is usable: a forward_backward_batch that
-// throws leaves zeroed gradients behind, and so does a mode scope that an exception leaves.
+// One object is one rank of one engine.  Calls come from one thread, and all ranks make the same calls in the
+// same order; the ranks of a tensor-parallel group give the same batches and get the same outputs, those of
+// other data ranks theirs. What is refused on one rank is refused on all, by the same error.  After an
+// exception of kind BadConfig, BadData or BadCheckpoint, or of the caller's own loss, the engine is usable: a
+// forward_backward_batch that throws leaves zeroed gradients behind, and so does a mode scope that an
+// exception leaves.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -23,6 +26,7 @@
 #include <vector>
 
 #include "titanium/dist/group.h"
+#include "titanium/dist/world.h"
 #include "titanium/engine/batch.h"
 #include "titanium/engine/engine_config.h"
 #include "titanium/report/log.h"
@@ -136,7 +140,8 @@ class BaseEngine {
 // language_model and value_model, backends titanium and torchtitan (another name of it), device cpu.
 class EngineRegistry {
  public:
-  using Factory = std::function<std::unique_ptr<BaseEngine>(const EngineConfig&, Log&)>;
+  using Factory =
+      std::function<std::unique_ptr<BaseEngine>(const EngineConfig&, Log&, std::shared_ptr<World>)>;
   EngineRegistry();
   // One factory for every combination of backends and devices.  Bug for a triple that is there already.
   void register_engine(const std::string& model_type, const std::vector<std::string>& backends,
@@ -144,9 +149,10 @@ class EngineRegistry {
   // BadConfig lists the triples that exist.
   const Factory& get_engine_cls(const std::string& model_type, const std::string& backend,
                                 const std::string& device) const;
-  // `log` outlives the engine.
+  // `log` outlives the engine.  One rank of `world`; null: the only one.
   std::unique_ptr<BaseEngine> create(const std::string& model_type, const std::string& backend,
-                                     const std::string& device, const EngineConfig& config, Log& log) const;
+                                     const std::string& device, const EngineConfig& config, Log& log,
+                                     std::shared_ptr<World> world = nullptr) const;
 
  private:
   std::map<std::tuple<std::string, std::string, std::string>, Factory> factories_;

@@ -2,6 +2,7 @@
 #include "titanium/base/error.h"
 #include "titanium/engine/cut.h"
 #include "titanium/engine/test_engine.h"
+#include "titanium/loss/policy_loss.h"
 
 namespace titanium {
 namespace {
@@ -134,6 +135,18 @@ TEST(EngineBatch, TheGlobalCountsMayBeGiven) {
   EXPECT_NEAR(total(engine->infer_batch(batch, &loss)), whole / 4, 1e-12);
   batch.counts->tokens = all.tokens - 1;
   EXPECT_THROW(engine->infer_batch(batch, &loss), BadData);
+
+  // A mean over all rows has a row that does not train in its denominator.
+  batch.samples[2].loss_mask.assign(batch.samples[2].ids.size(), 0);
+  batch.counts = count(batch.samples);
+  EXPECT_EQ(batch.counts->untrained, 1);
+  EXPECT_GT(total(engine->infer_batch(batch, &loss)), 0);
+  batch.counts->untrained = 0;
+  EXPECT_NE(message_of<BadData>([&] { engine->infer_batch(batch, &loss); })
+                .find("in 7 sequences and 0 sequences without any;"),
+            std::string::npos);
+  batch.counts->sequences = 8;  // as verl counts them
+  EXPECT_GT(total(engine->infer_batch(batch, &loss)), 0);
 }
 
 // Two halves with the counts of both, accumulated, are the whole.
@@ -176,6 +189,7 @@ TEST(EngineBatch, TemperatureOfTheBatchOrOfEachRow) {
 // Log-probs from one cut, the update in another, temperature on both sides: the ratio is 1.
 TEST(EngineBatch, TheOnPolicyRatioIsOneWhateverTheMicroBatches) {
   TestEngine engine(engine_json("qwen3"));
+  const PolicyLoss policy{PolicyLossConfig()};
   for (const MicroBatching& update :
        {fixed(1), fixed(8), dynamic(25), given({{7, 0}, {3}, {1, 2, 6, 4}, {5}})}) {
     EngineBatch batch = test_batch(eight());
@@ -208,6 +222,14 @@ TEST(EngineBatch, TheOnPolicyRatioIsOneWhateverTheMicroBatches) {
     EXPECT_LT(worst, 1e-5);
     EXPECT_NEAR(sum / tokens, 1, 1e-5);
     EXPECT_EQ(clipped, 0);
+
+    // The built-in loss says so too.
+    for (Sample& sample : batch.samples) sample.columns["advantages"].assign(sample.ids.size(), 1);
+    const EngineOutput out = engine->forward_backward_batch(batch, &policy, false);
+    EXPECT_EQ(out.metrics.at("actor/pg_clipfrac").value(), 0);
+    EXPECT_EQ(out.metrics.at("actor/pg_clipfrac").count, tokens);
+    EXPECT_LT(std::abs(out.metrics.at("actor/ppo_kl").value()), 1e-5);
+    EXPECT_NEAR(total(out), -1, 1e-5);
   }
 }
 
@@ -232,8 +254,11 @@ TEST(EngineBatch, NothingToTrainOnBehaves) {
   const EngineOutput out = engine->forward_backward_batch(masked, &sft, false);
   for (const double loss : out.loss) EXPECT_EQ(loss, 0);
   EXPECT_EQ(all_gradients(*engine).abs().max().item<double>(), 0);
-  EXPECT_EQ(engine->optimizer_step(), 0);
-  EXPECT_TRUE(all_masters(*engine).isfinite().all().item<bool>());
+  EXPECT_EQ(engine->optimizer_step(), 0);  // an update with zero gradients, as in torch: decay alone
+  const ParamGroup& group = engine->param_groups()[0];
+  const at::Tensor decayed = before * (1 - group.lr * group.weight_decay);
+  EXPECT_TRUE(at::allclose(all_masters(*engine), decayed, /*rtol=*/2e-7, /*atol=*/0));  // fp32's rounding
+  EXPECT_GT(difference(all_masters(*engine), before), 1e-6);
 
   // A masked micro-batch among others changes nothing.
   engine->optimizer_zero_grad();
@@ -245,7 +270,6 @@ TEST(EngineBatch, NothingToTrainOnBehaves) {
   plain.micro = given({{0, 1, 2, 3, 4, 5, 6, 7}, {8}});
   engine->forward_backward_batch(plain, &sft, false);
   EXPECT_LT(difference(all_gradients(*engine), want), 1e-6);
-  (void)before;
 }
 
 TEST(EngineBatch, StatisticsOfATrainingCallComeBackWhenAsked) {

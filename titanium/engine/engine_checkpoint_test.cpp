@@ -139,6 +139,27 @@ TEST(EngineCheckpoint, PartsCanBeLeftOut) {
   EXPECT_TRUE(all_masters(*forward).equal(all_masters(*saver)));
 }
 
+TEST(EngineCheckpoint, NothingIsHalfLoaded) {
+  const TestFolder folder;
+  Json json = scheduled();
+  json["checkpoint"]["save_contents"] = contents({"model", "extra", "hf_model"});
+  json["checkpoint"]["load_contents"] = contents({"extra", "hf_model"});
+  TestEngine saver(json), reader(json);
+  train(saver, 0, 3);
+  saver->save_checkpoint(folder.path / "global_step_3", 3, 0);
+  const fs::path weights = folder.path / "global_step_3/huggingface/model.safetensors";
+  fs::rename(weights, folder.path / "aside");
+  const double rate = reader->param_groups()[0].lr;
+  EXPECT_NE(refusal([&] { reader->load_checkpoint(folder.path / "global_step_3"); }), "no BadCheckpoint");
+  EXPECT_EQ(reader->param_groups()[0].lr, rate);
+  train(reader, 0, 1);
+  EXPECT_EQ(reader->param_groups()[0].lr, 0.005);  // of the second step: the position is where it was
+  fs::rename(folder.path / "aside", weights);
+  reader->load_checkpoint(folder.path / "global_step_3");
+  EXPECT_TRUE(all_masters(*reader).equal(all_masters(*saver)));
+  EXPECT_EQ(reader->param_groups()[0].lr, saver->param_groups()[0].lr);
+}
+
 TEST(EngineCheckpoint, AValueModelComesBack) {
   const TestFolder folder;
   Json json = engine_json("llama3");
@@ -174,6 +195,13 @@ TEST(EngineCheckpoint, TheNewestAreKeptOfThoseThisEngineSaved) {
   engine->save_checkpoint(step(7), 7, 0);
   EXPECT_TRUE(fs::exists(step(6)));
   EXPECT_THROW(engine->save_checkpoint(step(8), 8, -1), BadConfig);
+
+  // An earlier run was killed while it removed the one of this name.
+  const fs::path wreck = step(7).string() + ".removed";
+  fs::create_directories(wreck / "huggingface");
+  engine->save_checkpoint(step(8), 8, 1);
+  EXPECT_TRUE(fs::exists(step(8)));
+  EXPECT_FALSE(fs::exists(step(7)) || fs::exists(wreck));
 }
 
 TEST(EngineCheckpoint, ThatFolderOrAnError) {

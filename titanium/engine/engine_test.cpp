@@ -10,6 +10,9 @@
 #include "titanium/engine/test_engine.h"
 #include "titanium/formats/hf_tensors.h"
 #include "titanium/formats/safetensors.h"
+#include "titanium/loss/policy_loss.h"
+#include "titanium/loss/preference.h"
+#include "titanium/loss/value_loss.h"
 #include "titanium/report/memory.h"
 
 namespace titanium {
@@ -268,6 +271,12 @@ TEST(Engine, OffloadGivesBackWhatItCanAndChangesNothing) {
       if (unit->has_grad()) return true;
     return false;
   };
+  const auto has_casts = [](const TestEngine& engine) {
+    for (const auto& unit : engine->session().store->units())
+      if (unit->current().defined()) return true;
+    return false;
+  };
+  EXPECT_FALSE(has_casts(leaves));
   for (int step = 0; step < 3; ++step) {
     for (TestEngine* engine : {&stays, &leaves}) {
       auto scope = (*engine)->train_mode();
@@ -277,7 +286,11 @@ TEST(Engine, OffloadGivesBackWhatItCanAndChangesNothing) {
       (*engine)->infer_batch(some());
     }
     EXPECT_FALSE(has_gradients());
+    EXPECT_FALSE(has_casts(leaves));
+    EXPECT_TRUE(has_casts(stays));
   }
+  stays.engine->to("cpu");
+  EXPECT_FALSE(has_casts(stays));
   {
     auto scope = leaves->train_mode({.zero_grad_on_exit = false});
     leaves->forward_backward_batch(some(), &loss, false);
@@ -357,6 +370,35 @@ TEST(ValueEngine, StartsFromALanguageModelWithALogLine) {
   }
 }
 
+// The reward of a whole answer stands after its last token, in training as in a forward.
+TEST(ValueEngine, ALossOfTheCallersOwnHasTheValueAfterTheLastToken) {
+  TestEngine engine(engine_json("llama3"), "value_model");
+  std::vector<double> rewards;
+  const ExternalLoss loss([&](const TokenStats& now, const PackedBatch& batch) {
+    rewards.clear();
+    ExternalAnswer answer;
+    answer.gradient.value = at::zeros_like(now.value);
+    for (int64_t d = 0; d < batch.documents(); ++d) {
+      const int64_t last = batch.bounds[static_cast<size_t>(d) + 1] - 1;
+      rewards.push_back(now.value[last].item<double>());
+      answer.loss += rewards.back();
+      answer.gradient.value[last] = 1;
+    }
+    return answer;
+  });
+  engine->infer_batch(some(), &loss);
+  const std::vector<double> want = rewards;
+  auto scope = engine->train_mode();
+  engine->forward_backward_batch(some(), &loss, false);
+  ASSERT_EQ(rewards.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_NE(rewards[i], 0);
+    EXPECT_NEAR(rewards[i], want[i], 1e-6);
+  }
+  const Weight& bias = engine->session().store->weight("score.bias");
+  EXPECT_EQ(bias.unit().grad_shard()[bias.offset()].item<float>(), 4);  // of each row its last token
+}
+
 TEST(ValueEngine, Trains) {
   TestEngine engine(engine_json("llama3"), "value_model");
   const ExternalLoss loss = towards_one();
@@ -367,6 +409,23 @@ TEST(ValueEngine, Trains) {
   EngineBatch batch = some();
   batch.calculate_entropy = true;
   EXPECT_THROW(engine->infer_batch(batch), BadConfig);
+}
+
+TEST(Engine, ALossForTheOtherKindOfModelIsRefused) {
+  EngineBatch batch = some();
+  for (Sample& sample : batch.samples) {
+    for (const char* name : {"values", "returns", "old_log_probs", "advantages"})
+      sample.columns[name].assign(sample.ids.size(), 1.0);
+  }
+  TestEngine language(engine_json("llama3")), value(engine_json("llama3"), "value_model");
+  const auto message = [&](TestEngine& engine, const Loss& loss) {
+    return message_of<BadConfig>([&] { engine->train_batch(batch, loss); });
+  };
+  EXPECT_NE(message(language, ValueLoss()).find("needs the values"), std::string::npos);
+  EXPECT_NE(message(value, PolicyLoss(PolicyLossConfig())).find("needs the log-probs"), std::string::npos);
+  EXPECT_EQ(language->optimizer_step(), 0);
+  EXPECT_GT(language->train_batch(batch, PolicyLoss(PolicyLossConfig())).metrics.at("grad_norm").value(), 0);
+  EXPECT_GT(value->train_batch(batch, ValueLoss()).metrics.at("grad_norm").value(), 0);
 }
 
 TEST(ValueEngine, ReadsTheHeadsThatTransformersWritesAndAgreesWithIt) {
@@ -434,6 +493,33 @@ TEST(ValueEngine, ReadsTheHeadsThatTransformersWritesAndAgreesWithIt) {
         EXPECT_NEAR(values.row(i)[static_cast<int64_t>(t)].item<double>(), want[t], 2e-5);
     }
   }
+}
+
+// A loss of values on a language model, a loss of log-probs on a value model.
+TEST(Engine, ALossOfTheOtherHeadIsRefused) {
+  EngineBatch batch = some();
+  for (Sample& sample : batch.samples) {
+    for (const char* name : {"values", "returns", "old_log_probs", "advantages", "ref_log_prob"})
+      sample.columns[name].assign(sample.ids.size(), 0.5);
+  }
+  for (size_t i = 0; i < 4; ++i) {
+    batch.samples[i].group = static_cast<int64_t>(i / 2);
+    batch.samples[i].seq_columns["chosen"] = static_cast<double>(i % 2);
+  }
+  const auto refused = [&](const TestEngine& engine, const Loss& loss, const std::string& statistic) {
+    const std::string want = "the loss needs " + statistic + ", which this engine does not have";
+    EXPECT_EQ(message_of<BadConfig>([&] { engine->infer_batch(batch, &loss); }), want);
+    EXPECT_EQ(message_of<BadConfig>([&] { engine->train_batch(batch, loss); }), want);
+    EXPECT_EQ(engine->optimizer_step(), 0);
+  };
+  TestEngine language(engine_json("llama3")), value(engine_json("llama3"), "value_model");
+  refused(language, ValueLoss(), "the values");
+  refused(language, RewardModelLoss(), "the values");
+  refused(value, PolicyLoss(PolicyLossConfig()), "the log-probs");
+  refused(value, DpoLoss(), "the log-probs");
+  EXPECT_NO_THROW(language->train_batch(batch, DpoLoss()));
+  EXPECT_NO_THROW(value->train_batch(batch, ValueLoss()));
+  EXPECT_NO_THROW(value->train_batch(batch, RewardModelLoss()));
 }
 
 TEST(Engine, StreamsItsWeights) {

@@ -7,8 +7,8 @@ namespace {
 
 template <typename Engine>
 EngineRegistry::Factory on(const std::string& device) {
-  return [device](const EngineConfig& config, Log& log) {
-    return std::make_unique<Engine>(config, device, log);
+  return [device](const EngineConfig& config, Log& log, std::shared_ptr<World> world) {
+    return std::make_unique<Engine>(config, device, log, std::move(world));
   };
 }
 
@@ -46,8 +46,8 @@ const EngineRegistry::Factory& EngineRegistry::get_engine_cls(const std::string&
 
 std::unique_ptr<BaseEngine> EngineRegistry::create(const std::string& model_type, const std::string& backend,
                                                    const std::string& device, const EngineConfig& config,
-                                                   Log& log) const {
-  return get_engine_cls(model_type, backend, device)(config, log);
+                                                   Log& log, std::shared_ptr<World> world) const {
+  return get_engine_cls(model_type, backend, device)(config, log, std::move(world));
 }
 
 }  // namespace titanium

@@ -1,5 +1,5 @@
 // The checkpoints of an engine.  A folder, by custom .../global_step_N, holds
-//   step-<N>/      masters, optimizer state, manifest (weights/checkpoint.h), in place and complete in one
+//   step-<N>/      masters, optimizer state, manifest (weights/checkpoint.h); there and complete by one
 //   rename huggingface/   config.json, generation config, tokenizer; with hf_model full weights too
 // and whatever else the trainer puts beside them.
 #include <algorithm>
@@ -121,6 +121,7 @@ void TitanEngine::prune(const fs::path& saved, int64_t keep) {
     wreck += ".removed";
     std::error_code error;
     if (!fs::exists(oldest, error)) continue;
+    fs::remove_all(wreck, error);  // of a process that was killed here
     fs::rename(oldest, wreck, error);
     check(error, oldest, "cannot be renamed");
     fs::remove_all(wreck, error);
@@ -135,17 +136,22 @@ void TitanEngine::load_checkpoint(const fs::path& local_path) {
   std::error_code error;
   if (!fs::is_directory(local_path, error))
     throw BadCheckpoint("{}: there is no such folder", local_path.string());
+  const bool takes_optimizer = contents.optimizer && optimizer_, takes_extra = contents.extra && schedule_;
+  LatestCheckpoint latest;  // of our own files
+  int64_t position = 0;
+  std::optional<ParamGroup> group;
   if (contents.model || contents.extra) {
-    const LatestCheckpoint latest = find_latest(local_path);
+    latest = find_latest(local_path);
     for (const std::string& warning : latest.warnings) log_.warn("{}", warning);
     if (!latest.found) {
-      throw BadCheckpoint("{}: holds no complete checkpoint (checkpoint.load_contents asks for {})",
-                          local_path.string(), contents.model ? "model" : "extra");
+      throw BadCheckpoint(
+          "{}: holds no complete checkpoint (checkpoint.load_contents asks for {}); it must be the folder "
+          "that "
+          "save_checkpoint was given",
+          local_path.string(), contents.model ? "model" : "extra");
     }
     const Json train = read_manifest(latest.found->path).train;
     const std::string name = latest.found->path.string();
-    const bool takes_extra = contents.extra && schedule_, takes_optimizer = contents.optimizer && optimizer_;
-    int64_t position = 0;
     if (takes_extra) {
       const auto found = train.find("lr_position");
       if (found == train.end() || !found->is_number_integer() || *found < 0)
@@ -153,24 +159,23 @@ void TitanEngine::load_checkpoint(const fs::path& local_path) {
             "{}: holds no position of the LR schedule (checkpoint.load_contents asks for extra)", name);
       position = found->get<int64_t>();
     }
-    std::optional<ParamGroup> group;
     if (takes_optimizer && train.contains("param_groups") && train["param_groups"].is_array() &&
         !train["param_groups"].empty())
       group = group_from(train["param_groups"][0], name);
-    if (contents.model) {
-      Checkpointer files(*session_->store, takes_optimizer ? optimizer_.get() : nullptr,
-                         in_folder(local_path));
-      takes_optimizer ? files.load(latest.found->path) : files.load_masters(latest.found->path);
-    }
-    if (takes_extra) {
-      schedule_->set_position(position);
-      groups_.at(0).lr = schedule_->lr();
-    }
-    if (group) groups_ = {*group};
-    log_.info("{}: loaded step {}", local_path.string(), latest.found->step);
   }
-  if (contents.hf_model && !contents.model)
+  // The last that can fail; each of the two changes all or nothing.
+  if (contents.model) {
+    Checkpointer files(*session_->store, takes_optimizer ? optimizer_.get() : nullptr, in_folder(local_path));
+    takes_optimizer ? files.load(latest.found->path) : files.load_masters(latest.found->path);
+  } else if (contents.hf_model) {
     load_session_weights(local_path / "huggingface", session_options(), *session_, log_);
+  }
+  if (takes_extra) {
+    schedule_->set_position(position);
+    groups_.at(0).lr = schedule_->lr();
+  }
+  if (group) groups_ = {*group};
+  if (latest.found) log_.info("{}: loaded step {}", local_path.string(), latest.found->step);
   zero_gradients();
 }
 

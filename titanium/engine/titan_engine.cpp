@@ -6,7 +6,9 @@
 #include <cmath>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/engine/cut.h"
+#include "titanium/engine/over_ranks.h"
 #include "titanium/optim/clip.h"
 
 namespace titanium {
@@ -33,9 +35,16 @@ Jagged jagged(const std::vector<PackedBatch>& batches, const std::vector<TokenSt
 
 }  // namespace
 
-TitanEngine::TitanEngine(ModelHead head, EngineConfig config, std::string device, Log& log)
-    : head_(head), config_(std::move(config)), device_(std::move(device)), log_(log) {
+TitanEngine::TitanEngine(ModelHead head, EngineConfig config, std::string device, Log& log,
+                         std::shared_ptr<World> world)
+    : head_(head),
+      config_(std::move(config)),
+      device_(std::move(device)),
+      log_(log),
+      world_(world ? std::move(world) : solo_world()) {
+  config_.engine.dims.world_size = world_->size();
   config_.engine.dims.resolve();
+  mesh_ = Mesh(config_.engine.dims, world_);
   const EngineOptimizerConfig& o = config_.optimizer;
   groups_ = {{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}};
 }
@@ -55,6 +64,7 @@ SessionOptions TitanEngine::session_options() const {
   like.activation_checkpoint.mode = e.activation_checkpoint;
   SessionOptions options;
   options.dims = e.dims;
+  options.world = world_;
   options.dtypes = {scalar_type(e.model_dtype), scalar_type(e.dtype), scalar_type(e.reduce_dtype)};
   options.step = step_options(like);
   options.step.plan.prefetch = e.forward_prefetch ? 1 : 0;
@@ -129,7 +139,7 @@ void TitanEngine::drop_casts() {
 
 void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool grad) {
   if (device != "cpu" && device != device_)
-    throw BadConfig("to(\"{}\"): this engine knows cpu and {}", device, device_);
+    throw BadConfig("to(\"{}\"): allowed: {}", device, device_ == "cpu" ? device_ : "cpu, " + device_);
   if (grad && !model) throw BadConfig("to(\"{}\"): gradients move with the model or not at all", device);
   (void)optimizer;  // its state is on the host already
   if (!session_) return;
@@ -205,8 +215,27 @@ void TitanEngine::check_samples(const EngineBatch& batch) const {
       }
     }
   }
-  if (batch.temperature && !(std::isfinite(*batch.temperature) && *batch.temperature > 0))
-    throw BadData("temperature {} is not finite and > 0", *batch.temperature);
+  if (batch.temperature && !is_temperature(*batch.temperature))
+    throw BadData("temperature {} is not finite and > 0 (at least {})", *batch.temperature,
+                  kLeastTemperature);
+}
+
+Counts TitanEngine::global_counts(const std::vector<Sample>& samples, const EngineBatch& batch) const {
+  const Counts own = agreed(world_->all(), [&] { return count(samples); });
+  if (!batch.counts) return sum_over(mesh_.data(), own);
+  agree(world_->all(), [&] {
+    constexpr int64_t kMost = int64_t{1} << 53;  // they become weights, in double
+    const Counts& counts = *batch.counts;
+    if (counts.tokens < own.tokens || counts.sequences < own.sequences || counts.untrained < 0 ||
+        counts.tokens > kMost || counts.sequences > kMost || counts.untrained > kMost ||
+        counts.sequences + counts.untrained < own.sequences + own.untrained) {
+      throw BadData(
+          "the global batch is said to have {} trained tokens in {} sequences and {} sequences without any; "
+          "{} in {} and {} without are here (allowed: at least these, up to 2^53)",
+          counts.tokens, counts.sequences, counts.untrained, own.tokens, own.sequences, own.untrained);
+    }
+  });
+  return *batch.counts;
 }
 
 std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const Loss* loss,
@@ -216,23 +245,19 @@ std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const
     samples[i].index = static_cast<int64_t>(i);
     if (batch.temperature) samples[i].temperature = *batch.temperature;
   }
-  const Counts own = count(samples);
-  Counts counts = own;
-  if (batch.counts) {
-    counts = *batch.counts;
-    if (counts.tokens < own.tokens || counts.sequences < own.sequences) {
-      throw BadData("the global batch is said to have {} trained tokens in {} sequences; {} in {} are here",
-                    counts.tokens, counts.sequences, own.tokens, own.sequences);
-    }
-  } else {
-    counts.tokens = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.tokens)));
-    counts.sequences = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.sequences)));
-    counts.untrained = static_cast<int64_t>(data_group_.sum(static_cast<double>(own.untrained)));
-  }
-  const MicroBatching micro = resolve(batch.micro, config_.engine, forward_only);
-  const auto weighed = loss ? weigh_all(std::move(samples), loss->averaging(), counts, loss->scale_factor())
-                            : weigh_all(std::move(samples), Averaging::kTokenMean, counts);
-  return cut(weighed, micro, config_.engine, loss && loss->granularity() == Granularity::kGroup);
+  const Counts counts = global_counts(samples, batch);
+  MicroBatching micro;
+  std::vector<WeighedSample> weighed;
+  agree(world_->all(), [&] {
+    micro = resolve(batch.micro, config_.engine, forward_only);
+    weighed = loss ? weigh_all(std::move(samples), loss->averaging(), counts, loss->scale_factor())
+                   : weigh_all(std::move(samples), Averaging::kTokenMean, counts);
+  });
+  const bool keep_groups = loss && loss->granularity() == Granularity::kGroup;
+  const auto cut_here = [&](int64_t at_least) {
+    return agreed(world_->all(), [&] { return cut(weighed, micro, config_.engine, keep_groups, at_least); });
+  };
+  return equal_in_number(mesh_.data(), cut_here, mesh_.tp().size());
 }
 
 EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const Loss* loss,
@@ -242,8 +267,10 @@ EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const
     require_optimizer("forward_backward_batch with a backward");
     if (!loss) throw BadConfig("forward_backward_batch: a backward needs a loss");
   }
-  check_asked(batch, loss);
-  check_samples(batch);
+  agree(world_->all(), [&] {
+    check_asked(batch, loss);
+    check_samples(batch);
+  });
   const std::vector<PackedBatch> batches = pack_batch(batch, loss, forward_only);
   const bool returns = forward_only || batch.return_model_output;
   EngineOutput out;
@@ -257,9 +284,9 @@ EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const
       request.wants.sum_pi_squared = batch.calculate_sum_pi_squared;
     }
     // A value after the last token is a value too.
-    request.rows = !returns                     ? HeadRows::kWeighted
-                   : head_ == ModelHead::kValue ? HeadRows::kAll
-                                                : HeadRows::kLabelled;
+    request.rows = !returns && !loss->wants_all_labels() ? HeadRows::kWeighted
+                   : head_ == ModelHead::kValue          ? HeadRows::kAll
+                                                         : HeadRows::kLabelled;
     gradients_ = gradients_ || !forward_only;
     try {
       result = session_->step->run(batches, request);
@@ -268,7 +295,7 @@ EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const
       throw;
     }
     out.loss = loss ? std::move(result.losses) : std::vector<double>();
-    out.metrics = std::move(result.loss.reports);
+    out.metrics = sum_over(mesh_.data(), result.loss.reports);
   }
   if (!returns) return out;
   const at::ScalarType dtype = config_.engine.dtype == Dtype::F64 ? at::kDouble : at::kFloat;

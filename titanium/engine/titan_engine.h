@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "titanium/dist/mesh.h"
 #include "titanium/engine/engine.h"
 #include "titanium/optim/lr_schedule.h"
 #include "titanium/optim/optimizer.h"
@@ -18,7 +19,8 @@ class TitanEngine : public BaseEngine {
  public:
   // `device`: "cpu".  No heavy work: ranks and sizes answer from here on, everything else after initialize()
   // (BadConfig before it).
-  TitanEngine(ModelHead head, EngineConfig config, std::string device, Log& log);
+  TitanEngine(ModelHead head, EngineConfig config, std::string device, Log& log,
+              std::shared_ptr<World> world);
   ~TitanEngine() override;
 
   void set_total_training_steps(int64_t steps) override;
@@ -35,12 +37,10 @@ class TitanEngine : public BaseEngine {
   EngineOutput forward_backward_batch(const EngineBatch& batch, const Loss* loss, bool forward_only) override;
   EngineOutput train_batch(const EngineBatch& batch, const Loss& loss) override;
   std::pair<TensorStream, std::optional<Json>> get_per_tensor_param(const SyncOptions& options) override;
-  int get_data_parallel_rank() const override { return data_group_.rank(); }
-  int get_data_parallel_size() const override { return data_group_.size(); }
-  const Group& get_data_parallel_group() const override { return data_group_; }
-  bool is_mp_src_rank_with_outputs() const override {
-    return true;
-  }  // the model-parallel group is this rank alone
+  int get_data_parallel_rank() const override { return mesh_.data().rank(); }
+  int get_data_parallel_size() const override { return mesh_.data().size(); }
+  const Group& get_data_parallel_group() const override { return mesh_.data(); }
+  bool is_mp_src_rank_with_outputs() const override { return mesh_.tp().rank() == 0; }
   void to(const std::string& device, bool model, bool optimizer, bool grad) override;
   void save_checkpoint(const std::filesystem::path& local_path, int64_t global_step,
                        int64_t max_ckpt_to_keep) override;
@@ -64,7 +64,9 @@ class TitanEngine : public BaseEngine {
   SessionOptions session_options() const;
   void require_initialized(const char* call) const;
   void require_optimizer(const char* call) const;
+  bool leads() const { return world_->rank() == 0; }  // writes what is written once
   void check_samples(const EngineBatch& batch) const;
+  Counts global_counts(const std::vector<Sample>& samples, const EngineBatch& batch) const;
   std::vector<PackedBatch> pack_batch(const EngineBatch& batch, const Loss* loss, bool forward_only) const;
   double step(bool zero_grad);
   void zero_gradients();
@@ -78,7 +80,8 @@ class TitanEngine : public BaseEngine {
   EngineConfig config_;
   std::string device_;
   Log& log_;
-  Group data_group_;
+  std::shared_ptr<World> world_;
+  Mesh mesh_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<LRSchedulersContainer> schedule_;
@@ -91,8 +94,9 @@ class TitanEngine : public BaseEngine {
 // log_probs, entropy, sum_pi_squared.
 class TitanEngineWithLMHead final : public TitanEngine {
  public:
-  TitanEngineWithLMHead(EngineConfig config, std::string device, Log& log)
-      : TitanEngine(ModelHead::kLanguageModel, std::move(config), std::move(device), log) {}
+  TitanEngineWithLMHead(EngineConfig config, std::string device, Log& log,
+                        std::shared_ptr<World> world = nullptr)
+      : TitanEngine(ModelHead::kLanguageModel, std::move(config), std::move(device), log, std::move(world)) {}
 
  protected:
   void check_asked(const EngineBatch& batch, const Loss* loss) const override;
@@ -102,8 +106,9 @@ class TitanEngineWithLMHead final : public TitanEngine {
 // values, of score.weight [1, D] and score.bias: a critic, or a reward model.
 class TitanEngineWithValueHead final : public TitanEngine {
  public:
-  TitanEngineWithValueHead(EngineConfig config, std::string device, Log& log)
-      : TitanEngine(ModelHead::kValue, std::move(config), std::move(device), log) {}
+  TitanEngineWithValueHead(EngineConfig config, std::string device, Log& log,
+                           std::shared_ptr<World> world = nullptr)
+      : TitanEngine(ModelHead::kValue, std::move(config), std::move(device), log, std::move(world)) {}
 
  protected:
   void check_asked(const EngineBatch& batch, const Loss* loss) const override;

@@ -130,26 +130,6 @@ namespace {
 
 using Shard = std::vector<const TensorSource*>;
 
-std::vector<Shard> cut_into_shards(std::span<const TensorSource> sources, uint64_t max_bytes) {
-  std::vector<Shard> shards(1);
-  uint64_t filled = 0;
-  for (const TensorSource& source : sources) {
-    const uint64_t bytes = source.spec.nbytes();
-    if (!shards.back().empty() && bytes > max_bytes - std::min(filled, max_bytes)) {
-      shards.emplace_back();
-      filled = 0;
-    }
-    shards.back().push_back(&source);
-    filled += bytes;
-  }
-  for (Shard& shard : shards) {  // wider dtypes first, so that every tensor is aligned
-    std::stable_sort(shard.begin(), shard.end(), [](const TensorSource* a, const TensorSource* b) {
-      return size_of(a->spec.dtype) > size_of(b->spec.dtype);
-    });
-  }
-  return shards;
-}
-
 void write_shard(const std::filesystem::path& path, const Shard& shard, const HfWriteOptions& options) {
   std::vector<TensorSpec> specs;
   for (const TensorSource* source : shard) specs.push_back(source->spec);
@@ -186,30 +166,61 @@ void refuse_old_weights(const std::filesystem::path& folder) {
 
 }  // namespace
 
-void write_hf_tensors(const std::filesystem::path& folder, std::span<const TensorSource> sources,
-                      const HfWriteOptions& options) {
-  refuse_old_weights(folder);
+std::vector<HfFile> lay_out_hf_files(std::span<const TensorSpec> specs, uint64_t max_shard_bytes) {
   std::set<std::string_view> seen;
-  for (const TensorSource& source : sources) {
-    if (!seen.insert(source.spec.name).second) {
-      throw BadCheckpoint("{}: tensor '{}' is given twice", folder.string(), source.spec.name);
+  std::vector<HfFile> files(1);
+  uint64_t filled = 0;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (!seen.insert(specs[i].name).second) throw BadCheckpoint("tensor '{}' is given twice", specs[i].name);
+    const uint64_t bytes = specs[i].nbytes();
+    if (!files.back().tensors.empty() && bytes > max_shard_bytes - std::min(filled, max_shard_bytes)) {
+      files.emplace_back();
+      filled = 0;
     }
+    files.back().tensors.push_back(i);
+    filled += bytes;
   }
-  const auto shards = cut_into_shards(sources, options.max_shard_bytes);
-  if (shards.size() == 1) return write_shard(folder / kSingle, shards[0], options);
+  for (size_t i = 0; i < files.size(); ++i) {
+    files[i].name =
+        files.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    std::stable_sort(files[i].tensors.begin(), files[i].tensors.end(),
+                     [&](size_t a, size_t b) { return size_of(specs[a].dtype) > size_of(specs[b].dtype); });
+  }
+  return files;
+}
 
+void write_hf_index(const std::filesystem::path& folder, std::span<const TensorSpec> specs,
+                    std::span<const HfFile> files) {
+  if (files.size() < 2) return;
   Json weight_map = Json::object();
   uint64_t total = 0;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const auto file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    write_shard(folder / file, shards[i], options);
-    for (const TensorSource* source : shards[i]) {
-      weight_map[source->spec.name] = file;
-      total += source->spec.nbytes();
+  for (const HfFile& file : files) {
+    for (const size_t i : file.tensors) {
+      weight_map[specs[i].name] = file.name;
+      total += specs[i].nbytes();
     }
   }
   const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
   write_file(folder / kIndex, index.dump(2) + "\n");
+}
+
+void write_hf_tensors(const std::filesystem::path& folder, std::span<const TensorSource> sources,
+                      const HfWriteOptions& options) {
+  refuse_old_weights(folder);
+  std::vector<TensorSpec> specs;
+  for (const TensorSource& source : sources) specs.push_back(source.spec);
+  std::vector<HfFile> files;
+  try {
+    files = lay_out_hf_files(specs, options.max_shard_bytes);
+  } catch (const BadCheckpoint& error) {
+    throw BadCheckpoint("{}: {}", folder.string(), error.what());
+  }
+  for (const HfFile& file : files) {
+    Shard shard;
+    for (const size_t i : file.tensors) shard.push_back(&sources[i]);
+    write_shard(folder / file.name, shard, options);
+  }
+  write_hf_index(folder, specs, files);
 }
 
 }  // namespace titanium

@@ -50,10 +50,22 @@ struct HfWriteOptions {
   bool fsync = true;
 };
 
-// Writes one model.safetensors, or model-00001-of-0000N.safetensors... and the index (whose weight_map is
-// exactly the tensors in the files, and whose total_size is the sum of their bytes).  Tensors go to shards in
-// the order given. BadCheckpoint: the folder holds weights already, two tensors of one name, a source that
-// gives another number of bytes than its spec, a disk error.
+// How tensors are laid out in files: one model.safetensors, or model-00001-of-0000N.safetensors... and an
+// index. Tensors go to shards in the order given; within one, wider dtypes lie first, so that every tensor is
+// aligned.
+struct HfFile {
+  std::string name;
+  std::vector<size_t> tensors;  // of the given ones, in the order of their bytes
+};
+// BadCheckpoint for two tensors of one name.
+std::vector<HfFile> lay_out_hf_files(std::span<const TensorSpec> specs, uint64_t max_shard_bytes);
+// model.safetensors.index.json, where there are several files.
+void write_hf_index(const std::filesystem::path& folder, std::span<const TensorSpec> specs,
+                    std::span<const HfFile> files);
+
+// Writes those files, and the index (whose weight_map is exactly the tensors in the files, and whose
+// total_size is the sum of their bytes).  BadCheckpoint: the folder holds weights already, two tensors of one
+// name, a source that gives another number of bytes than its spec, a disk error.
 void write_hf_tensors(const std::filesystem::path& folder, std::span<const TensorSource> sources,
                       const HfWriteOptions& options = {});
 

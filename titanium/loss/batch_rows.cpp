@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
+
 #include "titanium/base/error.h"
 #include "titanium/batch/pack.h"
 
@@ -42,6 +44,23 @@ const auto* find(const Columns& columns, const PackedBatch& batch, const std::st
   return static_cast<decltype(&found->second)>(nullptr);
 }
 
+// A nan where a token is trained on would pass through some losses unseen (every comparison with it is false)
+// and would reach the weights by others.  Elsewhere nobody reads the column.
+void require_finite(const PackedBatch& batch, const std::string& name, const Column& values) {
+  for (int64_t d = 0; d < batch.documents(); ++d) {
+    const int64_t sample = batch.sample.at(static_cast<size_t>(d));
+    const int64_t begin = batch.bounds[static_cast<size_t>(d)],
+                  end = batch.bounds[static_cast<size_t>(d) + 1];
+    for (int64_t t = begin; sample != kFiller && t < end; ++t) {
+      const auto i = static_cast<size_t>(t);
+      if (batch.weight.at(i) == 0 || std::isfinite(values.at(i))) continue;
+      throw BadData(
+          "sample {}, token {}: column '{}' is {}; allowed where a token is trained on: finite numbers",
+          sample, t - begin + 1, name, values[i]);
+    }
+  }
+}
+
 }  // namespace
 
 Rows rows_of(const PackedBatch& batch) {
@@ -55,7 +74,12 @@ Rows rows_of(const PackedBatch& batch) {
 }
 
 Column values_of(const at::Tensor& statistic, const PackedBatch& batch, const char* name) {
-  if (!statistic.defined()) throw Bug("a loss needs {}, which the head was not asked for", name);
+  if (!statistic.defined()) {
+    throw BadConfig(
+        "the loss needs {}, which this engine does not have: a language_model has log-probs, a value_model "
+        "values",
+        name);
+  }
   if (statistic.dim() != 1 || statistic.size(0) != batch.size()) {
     throw Bug("{} of {} tokens, but the batch has {}", name, statistic.numel(), batch.size());
   }
@@ -65,16 +89,24 @@ Column values_of(const at::Tensor& statistic, const PackedBatch& batch, const ch
 
 const Column& column(const PackedBatch& batch, const std::string& name) {
   const Column* found = find(batch.columns, batch, name);
+  if (found) require_finite(batch, name, *found);
   return found ? *found : batch.weight;  // of a filler alone: zeros of the right length
 }
 
 Column column_or_empty(const PackedBatch& batch, const std::string& name) {
   const auto found = batch.columns.find(name);
-  return found == batch.columns.end() ? Column() : found->second;
+  if (found == batch.columns.end()) return {};
+  require_finite(batch, name, found->second);
+  return found->second;
 }
 
 const std::vector<double>& seq_column(const PackedBatch& batch, const std::string& name) {
   const std::vector<double>* found = find(batch.seq_columns, batch, name);
+  for (size_t d = 0; found && d < found->size() && batch.sample.at(d) != kFiller; ++d) {
+    if (!std::isfinite((*found)[d]))
+      throw BadData("sample {}: column '{}' is {}; allowed: finite numbers", batch.sample[d], name,
+                    (*found)[d]);
+  }
   return found ? *found : batch.seq_weight;
 }
 

@@ -10,7 +10,7 @@ namespace titanium {
 // Documents that are samples; the mask is where the weight is not 0.
 Rows rows_of(const PackedBatch& batch);
 
-// A statistic as numbers.  Bug when the head did not give it.
+// A statistic as numbers.  BadConfig when the head does not have it: a loss for the other kind of model.
 Column values_of(const at::Tensor& statistic, const PackedBatch& batch, const char* name);
 
 // A column of the batch; zeros for a batch that is a filler alone.  BadData names the column and those there

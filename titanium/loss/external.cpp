@@ -23,7 +23,12 @@ LossSum ExternalLoss::operator()(const TokenStats& now, const PackedBatch& batch
         Given{"sum_pi_squared", now.sum_pi_squared, answer.gradient.sum_pi_squared},
         Given{"values", now.value, answer.gradient.value}}) {
     if (!gradient.defined()) continue;
-    if (!statistic.defined()) throw BadData("the loss has a gradient by {}, which it was not given", name);
+    if (!statistic.defined()) {
+      throw BadData(
+          "the loss has a gradient by {}, which it was not given: a language_model gives log-probs, with "
+          "calculate_entropy and calculate_sum_pi_squared these too; a value_model values",
+          name);
+    }
     if (gradient.dim() != 1 || gradient.size(0) != statistic.size(0)) {
       throw BadData("the loss has a gradient of {} numbers by {}, of which there are {}", gradient.numel(),
                     name, statistic.size(0));

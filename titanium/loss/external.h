@@ -12,8 +12,8 @@ struct ExternalAnswer {
   Reports reports;
 };
 
-// Takes detached statistics of every labelled position, answers with gradients.  A sum, as every loss: what
-// the caller divides by must hold for the whole global batch.
+// Takes detached statistics of every labelled position (values: of every position), answers with gradients.
+// A sum, as every loss: what the caller divides by must hold for the whole global batch.
 class ExternalLoss final : public Loss {
  public:
   using Ask = std::function<ExternalAnswer(const TokenStats& now, const PackedBatch& batch)>;

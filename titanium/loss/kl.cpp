@@ -40,8 +40,8 @@ KlEstimate KlEstimator::operator()(double logprob, double reference) const {
       break;
     case Kind::kK3: {
       const double q = std::clamp(-d, -20.0, 20.0), value = std::expm1(q) - q;
-      const bool cut = std::abs(d) > 20 || value > 10;  // the value is never negative
-      out = {std::min(value, 10.0), cut ? 0.0 : -std::expm1(q)};
+      // The value is never negative, and beyond 10 wherever q is cut.
+      out = {std::min(value, 10.0), value > 10 ? 0.0 : -std::expm1(q)};
       break;
     }
   }

@@ -48,9 +48,8 @@ void PolicyLossConfig::check() const {
   if (averaging() == Averaging::kSeqMeanTokenSumNorm) {
     if (!loss_scale_factor) {
       throw BadConfig(
-          "loss_scale_factor is not given; loss_agg_mode = seq-mean-token-sum-norm needs a number > 0 (not "
-          "the "
-          "width of a batch, which would make the loss depend on its padding)");
+          "loss_scale_factor is not given; allowed with loss_agg_mode = seq-mean-token-sum-norm: a number "
+          "> 0 (not the width of a batch: the loss would depend on its padding)");
     }
     require(*loss_scale_factor > 0, "loss_scale_factor", *loss_scale_factor, "a number > 0");
   }
@@ -66,7 +65,7 @@ void PolicyLossConfig::check() const {
   require(share(p.kl_cov_ratio), "policy_loss.kl_cov_ratio", p.kl_cov_ratio, "0 to 1");
   require(p.ppo_kl_coef >= 0, "policy_loss.ppo_kl_coef", p.ppo_kl_coef, "a number >= 0");
   require(p.dro_beta > 0, "policy_loss.dro_beta", p.dro_beta, "a number > 0");
-  if (p.loss_mode == "bypass_mode") rollout_correction.check();
+  rollout_correction.check();
 }
 
 PolicyTerm policy_term(const PolicyInput& in, const PolicyLossConfig& config,

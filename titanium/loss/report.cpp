@@ -59,7 +59,12 @@ Report& Report::operator+=(const Report& other) {
 void add_reports(Reports& to, const Reports& from) {
   for (const auto& [name, report] : from) {
     const auto [entry, is_new] = to.emplace(name, report);
-    if (!is_new) entry->second += report;
+    if (is_new) continue;
+    if (entry->second.op != report.op)  // those of a loss of the caller's own: built-in ones have one each
+      throw BadData(
+          "metric '{}' is added up in one way by a micro-batch and in another by the next: one op a metric",
+          name);
+    entry->second += report;
   }
 }
 

@@ -30,7 +30,8 @@ class Loss {
  public:
   virtual ~Loss() = default;
   virtual HeadWants wants() const { return {}; }
-  // True when statistics are wanted at every position that has a label, not only where there is a weight.
+  // True when statistics are wanted at every position that has a label, not only where there is a weight; of
+  // a value model at every position, for the value after the last token has no label.
   virtual bool wants_all_labels() const { return false; }
   // True when they are wanted at every position, the last of a document included (a value after the last
   // token).

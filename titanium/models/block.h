@@ -42,8 +42,8 @@ struct BlockOutput {
 class Block {
  public:
   virtual ~Block() = default;
-  // x [T, D] -> [T, D].  The embedding ignores the values of x (but its graph starts there); the head fills
-  // `out` and returns an undefined tensor.
+  // x [T, D] -> [T, D]; with tensor parallelism the rank's tokens of both, [T/tp, D].  The embedding ignores
+  // the values of x (but its graph starts there); the head fills `out` and returns an undefined tensor.
   virtual at::Tensor forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const = 0;
   // Activations that a forward keeps for its backward, and that it needs for a moment, in bytes for T tokens.
   struct Bytes {

@@ -24,16 +24,16 @@ class DecoderLayer final : public Block {
 
 }  // namespace
 
-Model dense_decoder(const HfConfig& c, ModelHead kind) {
+Model dense_decoder(const HfConfig& c, ModelHead kind, const Tp& tp) {
   Model model;
   model.config = c;
-  model.table = std::make_unique<WeightTable>();
+  model.table = std::make_unique<WeightTable>(tp.rank(), tp.size());
   model.rope = rope_table(c.rope, c.head_dim);
   int block = 0;
   const auto weights = [&](const std::string& prefix) {
     return Weights(*model.table, prefix, block, c.initializer_range);
   };
-  auto embed = std::make_unique<EmbedBlock>(c.vocab_size, c.hidden_size, weights("model."));
+  auto embed = std::make_unique<EmbedBlock>(c.vocab_size, c.hidden_size, weights("model."), tp);
   const Weight* embedding = embed->weight();
   model.blocks.push_back(std::move(embed));
   for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
@@ -49,19 +49,19 @@ Model dense_decoder(const HfConfig& c, ModelHead kind) {
                                .o_bias = c.o_bias,
                                .qk_norm = c.qk_norm,
                                .layer = layer};
-    AttentionPart attention(shape, w);  // weights are declared in this order
-    MlpPart mlp(c.hidden_size, c.intermediate_size, c.rms_norm_eps, c.mlp_bias, w);
+    AttentionPart attention(shape, w, tp);  // weights are declared in this order
+    MlpPart mlp(c.hidden_size, c.intermediate_size, c.rms_norm_eps, c.mlp_bias, w, tp);
     model.blocks.push_back(std::make_unique<DecoderLayer>(std::move(attention), std::move(mlp)));
   }
   ++block;
   if (kind == ModelHead::kValue) {
     model.blocks.push_back(
-        std::make_unique<ValueHeadBlock>(c.hidden_size, c.rms_norm_eps, weights("model."), weights("")));
+        std::make_unique<ValueHeadBlock>(c.hidden_size, c.rms_norm_eps, weights("model."), weights(""), tp));
     return model;
   }
   auto head = std::make_unique<HeadBlock>(c.vocab_size, c.hidden_size, c.rms_norm_eps,
                                           c.tie_word_embeddings ? embedding : nullptr, weights("model."),
-                                          weights(""));
+                                          weights(""), tp);
   if (c.tie_word_embeddings) model.table->share(embedding, block);
   model.head = head.get();
   model.blocks.push_back(std::move(head));

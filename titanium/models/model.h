@@ -33,15 +33,17 @@ enum class ModelHead {
 struct ModelSpec {
   ModelName name;
   HfConfig config;
-  std::function<Model(const HfConfig&)> build;
+  std::function<Model(const HfConfig&, const Tp&)> make;
+  Model build(const HfConfig& c, const Tp& tp = {}) const { return make(c, tp); }
 };
 
 // The spec of a checkpoint's config.json.  BadConfig lists the families that are known.
 ModelSpec model_registry(const HfConfig& config, ModelHead head = ModelHead::kLanguageModel);
 
 // A decoder of pre-norm layers, each attention then MLP: the shape that llama, mistral, qwen2 and qwen3
-// share.  What differs between them are flags of HfConfig, read from config.json.
-Model dense_decoder(const HfConfig& config, ModelHead head = ModelHead::kLanguageModel);
+// share.  What differs between them are flags of HfConfig, read from config.json.  BadConfig when there are
+// more tensor-parallel ranks than query heads.
+Model dense_decoder(const HfConfig& config, ModelHead head = ModelHead::kLanguageModel, const Tp& tp = {});
 
 // How a batch is put to the blocks.
 enum class HeadRows { kAll, kLabelled, kWeighted };  // positions for which the head computes anything

@@ -2,37 +2,55 @@
 
 #include <ATen/ATen.h>
 
+#include "titanium/base/error.h"
 #include "titanium/models/kv_cache.h"
 #include "titanium/ops/linear.h"
 #include "titanium/ops/norm.h"
-#include "titanium/ops/swiglu.h"
 #include "titanium/ops/value_head.h"
+#include "titanium/shard/split.h"
 
 namespace titanium {
 
-const Weight* Weights::matrix(const std::string& name, int64_t out, int64_t in, Split split) {
-  return table_.add(prefix_ + name, {out, in}, split, {Init::kNormal, init_std_}, block_);
+const Weight* Weights::matrix(const std::string& name, int64_t out, int64_t in, Split split,
+                              std::vector<TpPart> parts) {
+  return table_.add(prefix_ + name, {out, in}, split, {Init::kNormal, init_std_}, block_, std::move(parts));
 }
 const Weight* Weights::norm(const std::string& name, int64_t width) {
   return table_.add(prefix_ + name, {width}, Split::kWhole, {Init::kOnes}, block_);
 }
-const Weight* Weights::bias(const std::string& name, int64_t width, Split split) {
-  return table_.add(prefix_ + name, {width}, split, {Init::kZeros}, block_);
+const Weight* Weights::bias(const std::string& name, int64_t width, Split split, std::vector<TpPart> parts) {
+  return table_.add(prefix_ + name, {width}, split, {Init::kZeros}, block_, std::move(parts));
 }
 
-AttentionPart::AttentionPart(const AttentionShape& shape, Weights w) : s_(shape) {
+namespace {
+
+int64_t count(const std::vector<TpPart>& parts, const Tp& tp) {
+  return parts[tp.rank()].end - parts[tp.rank()].begin;
+}
+
+std::vector<TpPart> split_vocabulary(int64_t V, const Tp& tp) {
+  return split_evenly(V, tp.size(), "vocab_size");
+}
+
+}  // namespace
+
+AttentionPart::AttentionPart(const AttentionShape& shape, Weights w, const Tp& tp) : s_(shape), tp_(tp) {
+  const HeadSplit heads = split_heads(s_.N, s_.K, tp.size());
+  n_ = count(heads.queries, tp);
+  k_ = count(heads.keys, tp);
+  const auto queries = times_width(heads.queries, s_.H), keys = times_width(heads.keys, s_.H);
   norm_ = w.norm("input_layernorm.weight", s_.D);
-  const Weight* q = w.matrix("self_attn.q_proj.weight", s_.N * s_.H, s_.D, Split::kRows);
-  const Weight* k = w.matrix("self_attn.k_proj.weight", s_.K * s_.H, s_.D, Split::kRows);
-  const Weight* v = w.matrix("self_attn.v_proj.weight", s_.K * s_.H, s_.D, Split::kRows);
+  const Weight* q = w.matrix("self_attn.q_proj.weight", s_.N * s_.H, s_.D, Split::kRows, queries);
+  const Weight* k = w.matrix("self_attn.k_proj.weight", s_.K * s_.H, s_.D, Split::kRows, keys);
+  const Weight* v = w.matrix("self_attn.v_proj.weight", s_.K * s_.H, s_.D, Split::kRows, keys);
   qkv_ = w.stack({q, k, v});
   if (s_.qkv_bias) {
-    const Weight* q_bias = w.bias("self_attn.q_proj.bias", s_.N * s_.H, Split::kRows);
-    const Weight* k_bias = w.bias("self_attn.k_proj.bias", s_.K * s_.H, Split::kRows);
-    const Weight* v_bias = w.bias("self_attn.v_proj.bias", s_.K * s_.H, Split::kRows);
+    const Weight* q_bias = w.bias("self_attn.q_proj.bias", s_.N * s_.H, Split::kRows, queries);
+    const Weight* k_bias = w.bias("self_attn.k_proj.bias", s_.K * s_.H, Split::kRows, keys);
+    const Weight* v_bias = w.bias("self_attn.v_proj.bias", s_.K * s_.H, Split::kRows, keys);
     qkv_bias_ = w.stack({q_bias, k_bias, v_bias});
   }
-  o_ = w.matrix("self_attn.o_proj.weight", s_.D, s_.N * s_.H, Split::kCols);
+  o_ = w.matrix("self_attn.o_proj.weight", s_.D, s_.N * s_.H, Split::kCols, queries);
   if (s_.o_bias) o_bias_ = w.bias("self_attn.o_proj.bias", s_.D, Split::kWhole);
   if (s_.qk_norm) {
     q_norm_ = w.norm("self_attn.q_norm.weight", s_.H);
@@ -41,11 +59,10 @@ AttentionPart::AttentionPart(const AttentionShape& shape, Weights w) : s_(shape)
 }
 
 at::Tensor AttentionPart::forward(const at::Tensor& x, const BlockInput& in) const {
-  const at::Tensor qkv = in.keep_cheap
-                             ? linear(rms_norm(x, *norm_, s_.norm_eps), *qkv_, qkv_bias_)
-                             : norm_linear(x, *norm_, s_.norm_eps, *qkv_, qkv_bias_);  // [T, (N+2K) H]
-  const auto [q, k, v] = split_rope(qkv, s_.N, s_.K, s_.H, in.angles, q_norm_, k_norm_, s_.norm_eps);
-  return linear(attend(q, k, v, in).flatten(1), *o_, o_bias_, /*residual=*/x);
+  const at::Tensor qkv =
+      norm_column_linear(x, *norm_, s_.norm_eps, *qkv_, qkv_bias_, in.keep_cheap, tp_);  // [T, (n+2k) H]
+  const auto [q, k, v] = split_rope(qkv, n_, k_, s_.H, in.angles, q_norm_, k_norm_, s_.norm_eps);
+  return row_linear(attend(q, k, v, in).flatten(1), *o_, o_bias_, /*residual=*/x, tp_);
 }
 
 at::Tensor AttentionPart::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -62,100 +79,119 @@ at::Tensor AttentionPart::attend(const at::Tensor& q, const at::Tensor& k, const
 }
 
 Block::Bytes AttentionPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
-  const int64_t qkv = (s_.N + 2 * s_.K) * s_.H, a = s_.N * s_.H;
+  const int64_t qkv = (n_ + 2 * k_) * s_.H, a = n_ * s_.H, t = T / tp_.size();
   // The input and its row statistics, q k v after rope, the attention's output and its log-sum-exp.
-  int64_t saved = T * ((s_.D + qkv + a) * element + 4 + 4 * s_.N);
+  int64_t saved = t * (s_.D * element + 4) + T * ((qkv + a) * element + 4 * n_);
   if (s_.qk_norm) saved += T * qkv * element;  // the norms go backward from the plain q and k
   if (keep_cheap) saved += T * s_.D * element;
   return {saved, T * (qkv + s_.D) * element};
 }
 
-MlpPart::MlpPart(int64_t D, int64_t F, double norm_eps, bool bias, Weights w) : D_(D), F_(F), eps_(norm_eps) {
+MlpPart::MlpPart(int64_t D, int64_t F, double norm_eps, bool bias, Weights w, const Tp& tp)
+    : tp_(tp), D_(D), eps_(norm_eps) {
+  const std::vector<TpPart> parts = split_evenly(F, tp.size(), "intermediate_size");
+  f_ = count(parts, tp);
   norm_ = w.norm("post_attention_layernorm.weight", D);
-  const Weight* gate = w.matrix("mlp.gate_proj.weight", F, D, Split::kRows);
-  const Weight* up = w.matrix("mlp.up_proj.weight", F, D, Split::kRows);
+  const Weight* gate = w.matrix("mlp.gate_proj.weight", F, D, Split::kRows, parts);
+  const Weight* up = w.matrix("mlp.up_proj.weight", F, D, Split::kRows, parts);
   gate_up_ = w.stack({gate, up});
   if (bias) {
-    const Weight* gate_bias = w.bias("mlp.gate_proj.bias", F, Split::kRows);
-    const Weight* up_bias = w.bias("mlp.up_proj.bias", F, Split::kRows);
+    const Weight* gate_bias = w.bias("mlp.gate_proj.bias", F, Split::kRows, parts);
+    const Weight* up_bias = w.bias("mlp.up_proj.bias", F, Split::kRows, parts);
     gate_up_bias_ = w.stack({gate_bias, up_bias});
   }
-  down_ = w.matrix("mlp.down_proj.weight", D, F, Split::kCols);
+  down_ = w.matrix("mlp.down_proj.weight", D, F, Split::kCols, parts);
   if (bias) down_bias_ = w.bias("mlp.down_proj.bias", D, Split::kWhole);
 }
 
 at::Tensor MlpPart::forward(const at::Tensor& x, const BlockInput& in) const {
-  if (in.keep_cheap) {
-    const at::Tensor gate_up = linear(rms_norm(x, *norm_, eps_), *gate_up_, gate_up_bias_);  // [T, 2F]
-    return linear(swiglu(gate_up), *down_, down_bias_, /*residual=*/x);
-  }
-  return swiglu_linear(norm_linear(x, *norm_, eps_, *gate_up_, gate_up_bias_), *down_, down_bias_,
-                       /*residual=*/x);
+  const at::Tensor gate_up =
+      norm_column_linear(x, *norm_, eps_, *gate_up_, gate_up_bias_, in.keep_cheap, tp_);  // [T, 2f]
+  return swiglu_row_linear(gate_up, *down_, down_bias_, /*residual=*/x, in.keep_cheap, tp_);
 }
 
 Block::Bytes MlpPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
-  int64_t saved = T * ((D_ + 2 * F_) * element + 4);  // the input, its statistics, gate and up
-  if (keep_cheap) saved += T * (D_ + F_) * element;   // the normalised input, silu(gate) * up
-  return {saved, T * (D_ + F_) * element};
+  // The input, its statistics, gate and up.
+  int64_t saved = T / tp_.size() * (D_ * element + 4) + T * 2 * f_ * element;
+  if (keep_cheap) saved += T * (D_ + f_) * element;  // the normalised input, silu(gate) * up
+  return {saved, T * (D_ + f_) * element};
 }
 
-EmbedBlock::EmbedBlock(int64_t V, int64_t D, Weights w)
-    : D_(D), weight_(w.matrix("embed_tokens.weight", V, D, Split::kRows)) {}
+EmbedBlock::EmbedBlock(int64_t V, int64_t D, Weights w, const Tp& tp) : tp_(tp), D_(D) {
+  const std::vector<TpPart> parts = split_vocabulary(V, tp);
+  slice_ = tp.vocabulary(parts);
+  weight_ = w.matrix("embed_tokens.weight", V, D, Split::kRows, parts);
+}
 
 at::Tensor EmbedBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput&) const {
-  return embedding(in.tokens, *weight_, /*anchor=*/x);
+  if (in.cache && tp_.size() > 1) {
+    throw BadConfig("generating text needs parallelism.tensor_parallel_degree 1; given {}", tp_.size());
+  }
+  return scatter_rows(embedding(in.tokens, *weight_, /*anchor=*/x, slice_.get()), tp_);  // [t, D]
 }
 
 Block::Bytes EmbedBlock::bytes(int64_t T, int64_t element, bool) const {
   return {T * 8, T * D_ * element};
 }
 
-HeadBlock::HeadBlock(int64_t V, int64_t D, double norm_eps, const Weight* tied, Weights norm, Weights head)
-    : V_(V), D_(D), eps_(norm_eps), norm_(norm.norm("norm.weight", D)) {
-  weight_ = tied ? tied : head.matrix("lm_head.weight", V, D, Split::kRows);
+HeadBlock::HeadBlock(int64_t V, int64_t D, double norm_eps, const Weight* tied, Weights norm, Weights head,
+                     const Tp& tp)
+    : tp_(tp), D_(D), eps_(norm_eps), norm_(norm.norm("norm.weight", D)) {
+  const std::vector<TpPart> parts = split_vocabulary(V, tp);
+  v_ = count(parts, tp);
+  slice_ = tp.vocabulary(parts);
+  weight_ = tied ? tied : head.matrix("lm_head.weight", V, D, Split::kRows, parts);
 }
 
 at::Tensor HeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const {
-  const at::Tensor h = rms_norm(x, *norm_, eps_);  // [T, D]
+  const at::Tensor h = gather_rows(rms_norm(x, *norm_, eps_), tp_);  // [T, D]
   if (in.nll_weight.defined()) {
-    auto [loss, logprob] = weighted_nll(h, *weight_, in.labels, in.nll_weight, in.temperature, in.rows);
+    auto [loss, logprob] =
+        weighted_nll(h, *weight_, in.labels, in.nll_weight, in.temperature, in.rows, slice_.get());
     out.loss = loss;
     out.stats.logprob = logprob;
   } else {
-    out.stats = linear_logprob(h, *weight_, in.labels, in.temperature, in.rows, in.wants);
+    out.stats = linear_logprob(h, *weight_, in.labels, in.temperature, in.rows, in.wants, slice_.get());
   }
   return {};
 }
 
 Block::Bytes HeadBlock::bytes(int64_t T, int64_t element, bool) const {
   // A chunk of logits is about 64 MiB, at least one row.
-  const int64_t chunk = std::max<int64_t>(int64_t{64} << 20, V_ * 4);
-  return {T * (2 * D_ * element + 16), std::min(T * V_ * 4, chunk) * 3 / 2};
+  const int64_t chunk = std::max<int64_t>(int64_t{64} << 20, v_ * 4);
+  return {T * (2 * D_ * element + 16), std::min(T * v_ * 4, chunk) * 3 / 2};
 }
 
 at::Tensor HeadBlock::logits(const at::Tensor& x) const {
-  return titanium::logits(rms_norm(x, *norm_, eps_), *weight_);
+  return titanium::logits(rms_norm(x, *norm_, eps_), *weight_, slice_.get());
 }
 
-ValueHeadBlock::ValueHeadBlock(int64_t D, double norm_eps, Weights norm, Weights head)
-    : D_(D), eps_(norm_eps), norm_(norm.norm("norm.weight", D)) {
+ValueHeadBlock::ValueHeadBlock(int64_t D, double norm_eps, Weights norm, Weights head, const Tp& tp)
+    : tp_(tp), D_(D), eps_(norm_eps), norm_(norm.norm("norm.weight", D)) {
   score_ = head.matrix("score.weight", 1, D, Split::kWhole);
   bias_ = head.bias("score.bias", 1, Split::kWhole);
 }
 
 at::Tensor ValueHeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const {
-  const at::Tensor h = rms_norm(x, *norm_, eps_);  // [T, D]
+  const at::Tensor h = rms_norm(x, *norm_, eps_);  // [t, D]
   if (!in.rows.defined()) {
-    out.stats.value = value_head(h, *score_, *bias_);  // [T]
+    out.stats.value = gather_values(value_head(h, *score_, *bias_), tp_);  // [T]
     return {};
   }
-  const at::Tensor value = value_head(h.index_select(0, in.rows), *score_, *bias_);  // [R]
-  out.stats.value = at::zeros({x.size(0)}, value.options()).index_copy(0, in.rows, value);
+  at::Tensor rows = in.rows;  // those of this rank
+  if (tp_.size() > 1) {
+    rows = rows - tp_.rank() * x.size(0);
+    rows = rows.index({(rows >= 0) & (rows < x.size(0))});
+  }
+  const at::Tensor value = value_head(h.index_select(0, rows), *score_, *bias_);  // [R]
+  const at::Tensor mine = at::zeros({x.size(0)}, value.options()).index_copy(0, rows, value);
+  out.stats.value = gather_values(mine, tp_);
   return {};
 }
 
 Block::Bytes ValueHeadBlock::bytes(int64_t T, int64_t element, bool) const {
-  return {T * (2 * D_ * element + 16), T * D_ * 4};
+  const int64_t t = T / tp_.size();
+  return {t * (2 * D_ * element + 16), t * D_ * 4};
 }
 
 }  // namespace titanium

@@ -8,7 +8,7 @@ namespace titanium {
 ModelSpec model_registry(const HfConfig& config, ModelHead head) {
   // HF model_type -> how to build it.  A new dense family is one line here and its flags in
   // config/hf_config.cpp.
-  static const std::map<std::string, Model (*)(const HfConfig&, ModelHead)> families = {
+  static const std::map<std::string, Model (*)(const HfConfig&, ModelHead, const Tp&)> families = {
       {"llama", dense_decoder},
       {"mistral", dense_decoder},
       {"qwen2", dense_decoder},
@@ -20,8 +20,10 @@ ModelSpec model_registry(const HfConfig& config, ModelHead head) {
     for (const auto& [name, build] : families) known += (known.empty() ? "" : ", ") + name;
     throw BadConfig("config.json: model_type '{}' is not supported; known: {}", config.model_type, known);
   }
-  const auto build = [make = family->second, head](const HfConfig& c) { return make(c, head); };
-  return {derive_model_name_and_flavor(config), config, build};
+  const auto make = [build = family->second, head](const HfConfig& c, const Tp& tp) {
+    return build(c, head, tp);
+  };
+  return {derive_model_name_and_flavor(config), config, make};
 }
 
 }  // namespace titanium

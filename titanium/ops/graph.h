@@ -30,12 +30,21 @@ inline bool records(std::initializer_list<at::Tensor> inputs) {
   return false;
 }
 
-// A node keeps the address of a handle, never its tensor (design D2).  Null stays null.
+// What a node is given and does not own.  Null stays null.
+inline void keep_address(torch::autograd::AutogradContext* ctx, const char* key, const void* object) {
+  ctx->saved_data[key] = static_cast<int64_t>(reinterpret_cast<intptr_t>(object));
+}
+template <typename T>
+const T* kept_address(torch::autograd::AutogradContext* ctx, const char* key) {
+  return reinterpret_cast<const T*>(static_cast<intptr_t>(ctx->saved_data[key].toInt()));
+}
+
+// A node keeps the address of a handle, never its tensor (design D2).
 inline void keep_handle(torch::autograd::AutogradContext* ctx, const char* key, const Handle* handle) {
-  ctx->saved_data[key] = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));
+  keep_address(ctx, key, handle);
 }
 inline const Handle* kept_handle(torch::autograd::AutogradContext* ctx, const char* key) {
-  return reinterpret_cast<const Handle*>(static_cast<intptr_t>(ctx->saved_data[key].toInt()));
+  return kept_address<Handle>(ctx, key);
 }
 
 inline bool trains(const Handle* handle) {

@@ -72,6 +72,36 @@ void for_tiles(int64_t count, const Task& task) {
   });
 }
 
+// Where the vocabulary's first row lies, from the weight's.
+int64_t begin_of(const VocabSlice* slice) {
+  return slice == nullptr ? 0 : slice->begin;
+}
+
+// The sums of every rank's slice put together, in rank order, so that each rank gets the same bits.
+void merge(const VocabSlice& slice, bool moments, std::vector<RowSums>* sums) {
+  const int64_t R = static_cast<int64_t>(sums->size()), k = moments ? 5 : 3;
+  const at::Tensor mine = at::empty({R, k}, at::kDouble);
+  double* to = mine.mutable_data_ptr<double>();
+  for (const RowSums& s : *sums) {
+    const double all[] = {s.max, s.sum, s.target, s.weighted, s.squares};
+    to = std::copy_n(all, k, to);
+  }
+  const at::Tensor parts = slice.gather(mine).contiguous();  // [ranks, R, k]
+  const double* from = parts.const_data_ptr<double>();
+  sums->assign(R, {});
+  for (int64_t rank = 0; rank < parts.size(0); ++rank) {
+    for (RowSums& s : *sums) {
+      RowSums part{from[0], from[1], 0, 0, from[2]};
+      if (moments) {
+        part.weighted = from[3];
+        part.squares = from[4];
+      }
+      add_sums(part, &s);
+      from += k;
+    }
+  }
+}
+
 template <typename A>
 const A* data_or_null(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr<A>() : nullptr;
@@ -85,6 +115,7 @@ HeadValues forward(const HeadTokens& rows, const at::Tensor& weight, bool moment
   const Left<P> x{Rows<S>(rows.x)};
   const A* temperature = data_or_null<A>(rows.temperature);
   const int64_t* label = rows.labels.const_data_ptr<int64_t>();
+  const int64_t begin = begin_of(rows.slice);
   std::vector<RowSums> sums(R);
   for (int64_t first = 0; first < V; first += kGroup) {
     const Group<S, P> group(weight, first);
@@ -93,7 +124,7 @@ HeadValues forward(const HeadTokens& rows, const at::Tensor& weight, bool moment
       const int64_t stride = held != nullptr ? held->stride() : group.width;
       group.logits(x, m, tile, stride);
       for (int64_t i = 0; i < x.rows(m); ++i) {
-        const int64_t r = m * kLeftRows + i, at = label[r] - first;
+        const int64_t r = m * kLeftRows + i, at = label[r] - begin - first;
         const A scale = temperature == nullptr ? A(1) : A(1) / temperature[r];
         const A* z = tile + i * stride;
         add_logits(z, group.count, scale, moments, &sums[r]);
@@ -101,6 +132,7 @@ HeadValues forward(const HeadTokens& rows, const at::Tensor& weight, bool moment
       }
     });
   }
+  if (rows.slice != nullptr) merge(*rows.slice, moments, &sums);
 
   const auto options = rows.x.options().dtype(statistics_dtype(rows.x.scalar_type()));
   HeadValues out{at::empty({R}, options), at::empty({R}, options), {}, {}};
@@ -228,8 +260,9 @@ class Backward {
   void form(const Group<S, P>& group, int64_t m, int64_t count, A* tile, int64_t tile_stride, P* to,
             int64_t stride) const {
     const int64_t* label = rows_.labels.const_data_ptr<int64_t>();
+    const int64_t begin = begin_of(rows_.slice) + group.first;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t r = m * kLeftRows + i, at = label[r] - group.first;
+      const int64_t r = m * kLeftRows + i, at = label[r] - begin;
       A* z = tile + i * tile_stride;
       logit_gradients(z, group.count, coefficients_.rows[r]);
       if (label[r] >= 0 && at >= 0 && at < group.count) z[at] += coefficients_.at_label[r];
@@ -283,7 +316,7 @@ at::Tensor nll_of_chunks(const HeadTokens& rows, const Handle& weight, const at:
   for (int64_t r = 0; r < R || r == 0; r += step) {
     const int64_t n = std::min(step, R - r);
     const auto part = [&](const at::Tensor& t) { return t.defined() ? t.narrow(0, r, n) : t; };
-    const HeadTokens chunk{part(rows.x), part(rows.labels), part(rows.temperature)};
+    const HeadTokens chunk{part(rows.x), part(rows.labels), part(rows.temperature), rows.slice};
     const HeadValues out = forward<S, P>(chunk, w, false, &held);
     dx.push_back(backward<S, P>(chunk, weight, out, {-part(weights), {}, {}}, &held));
     lse.push_back(out.lse);
@@ -291,6 +324,45 @@ at::Tensor nll_of_chunks(const HeadTokens& rows, const Handle& weight, const at:
   }
   *values = {at::cat(lse), at::cat(logprob), {}, {}};
   return at::cat(dx);
+}
+
+at::Tensor local_logits(const at::Tensor& x, const at::Tensor& weight) {
+  if (x.scalar_type() != at::kBFloat16) return at::mm(x, weight.t());
+  if (x.size(0) <= 4) return few_dots(x, weight);
+  const at::Tensor w = by_rows(weight), from = by_rows(x);
+  const int64_t V = w.size(0);
+  const at::Tensor out = at::empty({x.size(0), V}, at::dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  for_block_type(at::kBFloat16, [&](auto stored, auto block) {
+    using S = decltype(stored);
+    using P = decltype(block);
+    if constexpr (std::is_same_v<Wide<P>, float>) {
+      const Left<P> left{Rows<S>(from)};
+      for (int64_t first = 0; first < V; first += kGroup) {
+        const Group<S, P> group(w, first);
+        for_tiles<float>(left.blocks(), [&](int64_t m, float* tile) {
+          group.logits(left, m, tile, group.width);
+          for (int64_t i = 0; i < left.rows(m); ++i)
+            std::copy_n(tile + i * group.width, group.count, to + (m * kLeftRows + i) * V + first);
+        });
+      }
+    }
+  });
+  return out;
+}
+
+// Rows whose logits head_nll holds at once; 0 where forming them again is better.
+template <typename P>
+int64_t chunk_rows(const HeadTokens& rows, int64_t V) {
+  int64_t step = kHeldLogits / V / kLeftRows * kLeftRows;
+  // Matrix units form the logits again in less time than memory takes to hold them.
+  if ((std::is_same_v<P, at::BFloat16> && has_amx()) ||
+      step < std::clamp(rows.x.size(0), kLeftRows, kWorthHolding))
+    step = 0;
+  if (rows.slice == nullptr) return step;
+  // A chunk takes a gather, so ranks whose slices or CPUs differ take the least that any of them wants.
+  const at::Tensor all = rows.slice->gather(at::full({1}, step, at::kLong));
+  return all.min().item<int64_t>();
 }
 
 }  // namespace
@@ -320,10 +392,8 @@ at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tens
     using S = decltype(stored);
     using P = decltype(block);
     const at::Tensor w = by_rows(weight.value());
-    const int64_t step = kHeldLogits / w.size(0) / kLeftRows * kLeftRows;
-    // Matrix units form the logits again in less time than memory takes to hold them.
-    if ((std::is_same_v<P, at::BFloat16> && has_amx()) ||
-        step < std::clamp(rows.x.size(0), kLeftRows, kWorthHolding)) {
+    const int64_t step = chunk_rows<P>(rows, w.size(0));
+    if (step == 0) {
       *values = forward<S, P>(rows, w, false);
       dx = backward<S, P>(rows, weight, *values, {-weights, {}, {}});
     } else {
@@ -333,29 +403,16 @@ at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tens
   return dx;
 }
 
-at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight) {
-  if (x.scalar_type() != at::kBFloat16) return at::mm(x, weight.t());
-  if (x.size(0) <= 4) return few_dots(x, weight);
-  const at::Tensor w = by_rows(weight), from = by_rows(x);
-  const int64_t V = w.size(0);
-  const at::Tensor out = at::empty({x.size(0), V}, at::dtype(at::kFloat));
-  float* to = out.mutable_data_ptr<float>();
-  for_block_type(at::kBFloat16, [&](auto stored, auto block) {
-    using S = decltype(stored);
-    using P = decltype(block);
-    if constexpr (std::is_same_v<Wide<P>, float>) {
-      const Left<P> left{Rows<S>(from)};
-      for (int64_t first = 0; first < V; first += kGroup) {
-        const Group<S, P> group(w, first);
-        for_tiles<float>(left.blocks(), [&](int64_t m, float* tile) {
-          group.logits(left, m, tile, group.width);
-          for (int64_t i = 0; i < left.rows(m); ++i)
-            std::copy_n(tile + i * group.width, group.count, to + (m * kLeftRows + i) * V + first);
-        });
-      }
-    }
-  });
-  return out;
+at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight, const VocabSlice* slice) {
+  const at::Tensor mine = local_logits(x, weight);
+  if (slice == nullptr) return mine;
+  const at::Tensor counts = slice->gather(at::full({1}, mine.size(1), at::kLong)).flatten();
+  const at::Tensor padded = at::constant_pad_nd(mine, {0, counts.max().item<int64_t>() - mine.size(1)});
+  const at::Tensor parts = slice->gather(padded);  // [ranks, T, V of the largest slice]
+  std::vector<at::Tensor> out;
+  for (int64_t rank = 0; rank < parts.size(0); ++rank)
+    out.push_back(parts[rank].narrow(1, 0, counts[rank].item<int64_t>()));
+  return at::cat(out, 1);
 }
 
 }  // namespace titanium

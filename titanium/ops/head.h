@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "titanium/ops/handle.h"
+#include "titanium/ops/vocab_slice.h"
 
 namespace titanium {
 
@@ -13,6 +14,9 @@ struct HeadTokens {
   at::Tensor x;            // [R, D], contiguous
   at::Tensor labels;       // [R] int64, negative = none
   at::Tensor temperature;  // [R] in the statistics' dtype, or undefined for 1
+  // The part of the vocabulary that the weight is, null for all of it.  Values are of the whole vocabulary
+  // and the same bits on every rank; dx is what this part gives.
+  const VocabSlice* slice = nullptr;
 };
 
 // [R] each, in the statistics' dtype; entropy and sum_pi_squared are undefined unless asked for.
@@ -38,7 +42,8 @@ at::Tensor head_backward(const HeadTokens& rows, const Handle& weight, const Hea
 at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tensor& weights,
                     HeadValues* values);
 
-// x [T, D], weight [V, D] -> [T, V] in the statistics' dtype.
-at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight);
+// x [T, D], weight [V, D] -> [T, V] in the statistics' dtype; of the whole vocabulary where the weight is a
+// slice.
+at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight, const VocabSlice* slice = nullptr);
 
 }  // namespace titanium

@@ -97,6 +97,17 @@ TITANIUM_CLONES void add_logits(const float* z, int64_t n, float scale, bool mom
 TITANIUM_CLONES void add_logits(const double* z, int64_t n, double scale, bool moments, RowSums* row) {
   add_row(z, n, scale, moments, row);
 }
+void add_sums(const RowSums& part, RowSums* row) {
+  const double max = std::max(row->max, part.max);
+  const double drop = row->sum > 0 ? row->max - max : 0, part_drop = part.sum > 0 ? part.max - max : 0;
+  const double shrink = std::exp(drop), part_shrink = std::exp(part_drop);
+  row->weighted =
+      shrink * (row->weighted + row->sum * drop) + part_shrink * (part.weighted + part.sum * part_drop);
+  row->squares = shrink * shrink * row->squares + part_shrink * part_shrink * part.squares;
+  row->sum = shrink * row->sum + part_shrink * part.sum;
+  row->target += part.target;
+  row->max = max;
+}
 TITANIUM_CLONES void logit_gradients(float* z, int64_t n, const RowGradient<float>& row) {
   gradients(z, n, row);
 }

@@ -17,6 +17,9 @@ struct RowSums {
 void add_logits(const float* z, int64_t n, float inverse_temperature, bool moments, RowSums* row);
 void add_logits(const double* z, int64_t n, double inverse_temperature, bool moments, RowSums* row);
 
+// Takes in what another part of the vocabulary gave; one of the two holds the label.
+void add_sums(const RowSums& part, RowSums* row);
+
 // The gradient by a row's logits is p (constant + by_logp log p + by_p p), plus `at_label` at its label.
 template <typename A>
 struct RowGradient {

@@ -53,23 +53,43 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+// Ids of rows that the weight has, and the tokens that they belong to: undefined for all of them.
+struct LocalIds {
+  at::Tensor ids, tokens;
+};
+
+LocalIds local_ids(const at::Tensor& ids, const at::Tensor& weight, const VocabSlice* slice) {
+  if (slice == nullptr) return {ids, {}};
+  const at::Tensor local = ids - slice->begin;
+  const at::Tensor tokens = ((local >= 0) & (local < weight.size(0))).nonzero().flatten();
+  return {local.index_select(0, tokens), tokens};
+}
+
+at::Tensor embedding_forward(const LocalIds& local, const at::Tensor& weight, int64_t T) {
+  const at::Tensor rows = weight.index_select(0, local.ids);
+  if (!local.tokens.defined()) return rows;
+  return at::zeros({T, weight.size(1)}, weight.options()).index_copy_(0, local.tokens, rows);
+}
+
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& anchor, const at::Tensor& ids,
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& anchor, const LocalIds& local, int64_t T,
                             const Handle* weight) {
     (void)anchor;
     keep_handle(ctx, "weight", weight);
-    ctx->save_for_backward({trains(weight) ? ids : at::Tensor()});
-    return weight->value().index_select(0, ids);
+    const bool trained = trains(weight);
+    ctx->save_for_backward({trained ? local.ids : at::Tensor(), trained ? local.tokens : at::Tensor()});
+    return embedding_forward(local, weight->value(), T);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Handle* weight = kept_handle(ctx, "weight");
-    const at::Tensor ids = ctx->get_saved_variables()[0];
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &ids = saved[0], &tokens = saved[1];
     if (ids.defined()) {
-      const at::Tensor g = grads[0].contiguous();  // [T, D]
-      weight->accumulate([g, ids](const at::Tensor& sink) { add_rows(sink, ids, g); });
+      const at::Tensor g = tokens.defined() ? grads[0].index_select(0, tokens) : grads[0].contiguous();
+      weight->accumulate([g, ids = ids](const at::Tensor& sink) { add_rows(sink, ids, g); });
     }
-    return {at::Tensor(), {}, {}};
+    return {at::Tensor(), {}, {}, {}};
   }
 };
 
@@ -88,11 +108,13 @@ at::Tensor linear(const at::Tensor& x, const Handle& weight, const Handle* bias,
   return LinearFunction::apply(x, maybe(residual), &weight, bias);
 }
 
-at::Tensor embedding(const at::Tensor& ids, const Handle& weight, const at::Tensor& anchor) {
+at::Tensor embedding(const at::Tensor& ids, const Handle& weight, const at::Tensor& anchor,
+                     const VocabSlice* slice) {
   const at::Tensor flat = ids.contiguous();
-  check_ids(flat, weight.value().size(0));
-  if (!records({anchor})) return weight.value().index_select(0, flat);
-  return EmbeddingFunction::apply(anchor, flat, &weight);
+  check_ids(flat, slice == nullptr ? weight.value().size(0) : slice->vocabulary);
+  const LocalIds local = local_ids(flat, weight.value(), slice);
+  if (!records({anchor})) return embedding_forward(local, weight.value(), flat.numel());
+  return EmbeddingFunction::apply(anchor, local, flat.numel(), &weight);
 }
 
 }  // namespace titanium

@@ -1,6 +1,7 @@
 // Linear layers over weight handles.  T tokens, I inputs, O outputs, D model width, V vocabulary.
 #pragma once
 #include "titanium/ops/handle.h"
+#include "titanium/ops/vocab_slice.h"
 
 namespace titanium {
 
@@ -10,8 +11,11 @@ at::Tensor linear(const at::Tensor& x, const Handle& weight, const Handle* bias 
                   const at::Tensor& residual = {});
 
 // ids [T] int64 in [0, V), weight [V, D] -> rows [T, D].  `anchor` is any tensor that requires grad: it ties
-// the op into the block's graph, for ids carry no gradient.  BadData when an id is out of range.
-at::Tensor embedding(const at::Tensor& ids, const Handle& weight, const at::Tensor& anchor);
+// the op into the block's graph, for ids carry no gradient.  BadData when an id is out of range.  With
+// `slice` the weight is a part of the vocabulary, and ids of other parts give 0: the sum over ranks is the
+// embedding.
+at::Tensor embedding(const at::Tensor& ids, const Handle& weight, const at::Tensor& anchor,
+                     const VocabSlice* slice = nullptr);
 
 // sink [M, N] += a^T b,  a [T, M], b [T, N]: the weight gradient.  The sum is formed in the sink's dtype
 // (fp32 for bf16 operands) and in an order that is a function of the shapes alone.

@@ -28,12 +28,13 @@ at::Tensor spread(const at::Tensor& values, const at::Tensor& rows, int64_t T) {
 struct HeadInput {
   const Handle& weight;
   at::Tensor labels, temperature, rows;
+  const VocabSlice* slice;
 };
 
 HeadTokens select(const at::Tensor& x, const HeadInput& in) {
   const at::Tensor temperature = pick(in.temperature, in.rows);
   return {pick(x, in.rows).contiguous(), pick(in.labels, in.rows).contiguous(),
-          temperature.defined() ? temperature.contiguous() : temperature};
+          temperature.defined() ? temperature.contiguous() : temperature, in.slice};
 }
 
 HeadStats spread_all(const HeadValues& out, const HeadInput& in, int64_t T, HeadWants wants) {
@@ -48,6 +49,7 @@ struct HeadFunction : torch::autograd::Function<HeadFunction> {
     const HeadValues out = head_forward(rows, in.weight.value(), wants.entropy || wants.sum_pi_squared);
     keep_handle(ctx, "weight", &in.weight);
     ctx->set_materialize_grads(false);
+    keep_address(ctx, "slice", in.slice);
     ctx->saved_data["tokens"] = x.size(0);
     ctx->saved_data["entropy"] = wants.entropy;
     ctx->save_for_backward(
@@ -69,8 +71,9 @@ struct HeadFunction : torch::autograd::Function<HeadFunction> {
     const size_t squares = ctx->saved_data["entropy"].toBool() ? 2 : 1;
     HeadGradients g{gradient(0), squares == 2 ? gradient(1) : at::Tensor(),
                     squares < grads.size() ? gradient(squares) : at::Tensor()};
-    const at::Tensor dx = head_backward({saved[0], saved[1], saved[2]}, *kept_handle(ctx, "weight"),
-                                        {saved[4], {}, saved[5], saved[6]}, g);
+    const at::Tensor dx =
+        head_backward({saved[0], saved[1], saved[2], kept_address<VocabSlice>(ctx, "slice")},
+                      *kept_handle(ctx, "weight"), {saved[4], {}, saved[5], saved[6]}, g);
     return {spread(dx, index, ctx->saved_data["tokens"].toInt()), {}, {}};
   }
 };
@@ -105,9 +108,10 @@ void check(const char* op, const at::Tensor& x, const HeadInput& in) {
     require(in.rows.dim() == 1 && in.rows.scalar_type() == at::kLong, op, "rows are [R] int64", in.rows, x);
   const at::Tensor labels = in.labels.contiguous();
   const int64_t* label = labels.const_data_ptr<int64_t>();
+  const int64_t V = in.slice == nullptr ? w.size(0) : in.slice->vocabulary;
   for (int64_t t = 0; t < labels.numel(); ++t)
-    if (label[t] >= w.size(0))
-      throw BadData("token {} of the batch has label {}; the head knows 0 to {}", t, label[t], w.size(0) - 1);
+    if (label[t] >= V)
+      throw BadData("token {} of the batch has label {}; the head knows 0 to {}", t, label[t], V - 1);
   if (!in.temperature.defined()) return;
   require(in.temperature.dim() == 1 && in.temperature.size(0) == x.size(0) &&
               in.temperature.scalar_type() == statistics,
@@ -120,8 +124,9 @@ void check(const char* op, const at::Tensor& x, const HeadInput& in) {
 }  // namespace
 
 HeadStats linear_logprob(const at::Tensor& x, const Handle& weight, const at::Tensor& labels,
-                         const at::Tensor& temperature, const at::Tensor& rows, HeadWants wants) {
-  const HeadInput in{weight, labels, temperature, rows};
+                         const at::Tensor& temperature, const at::Tensor& rows, HeadWants wants,
+                         const VocabSlice* slice) {
+  const HeadInput in{weight, labels, temperature, rows, slice};
   check("linear_logprob", x, in);
   if (!records({x})) {
     const bool moments = wants.entropy || wants.sum_pi_squared;
@@ -136,8 +141,9 @@ HeadStats linear_logprob(const at::Tensor& x, const Handle& weight, const at::Te
 }
 
 WeightedNll weighted_nll(const at::Tensor& x, const Handle& weight, const at::Tensor& labels,
-                         const at::Tensor& weights, const at::Tensor& temperature, const at::Tensor& rows) {
-  const HeadInput in{weight, labels, temperature, rows};
+                         const at::Tensor& weights, const at::Tensor& temperature, const at::Tensor& rows,
+                         const VocabSlice* slice) {
+  const HeadInput in{weight, labels, temperature, rows, slice};
   check("weighted_nll", x, in);
   require(weights.dim() == 1 && weights.size(0) == x.size(0) &&
               weights.scalar_type() == statistics_dtype(x.scalar_type()),
@@ -161,12 +167,12 @@ WeightedNll weighted_nll(const at::Tensor& x, const Handle& weight, const at::Te
   return {FormedGradient::apply(x, loss, dx), logprob};
 }
 
-at::Tensor logits(const at::Tensor& x, const Handle& weight) {
+at::Tensor logits(const at::Tensor& x, const Handle& weight, const VocabSlice* slice) {
   const at::AutoGradMode off(false);
   const at::Tensor w = weight.value();
   require(x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type(),
           "logits", "x is [T, D] and the weight [V, D], of one dtype", x, w);
-  return head_logits(x, w);
+  return head_logits(x, w, slice);
 }
 
 }  // namespace titanium

@@ -180,28 +180,39 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+// The normalised rows, of every rank where they are cut over several.
+at::Tensor normalise_all(const at::Tensor& x, const at::Tensor& scale, const Handle& norm,
+                         const RowExchange* rows) {
+  const at::Tensor n = normalise(x, scale, norm.value());
+  return rows == nullptr ? n : rows->gather(n);
+}
+
 struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Handle* norm, double eps,
-                            const Handle* weight, const Handle* bias) {
+                            const Handle* weight, const Handle* bias, const RowExchange* rows) {
     const at::Tensor scale = inverse_rms(x, eps);
+    keep_address(ctx, "rows", rows);
     keep_handle(ctx, "norm", norm);
     keep_handle(ctx, "weight", weight);
     keep_handle(ctx, "bias", bias);
     ctx->save_for_backward({x, scale});
-    return linear(normalise(x, scale, norm->value()), *weight, bias);
+    return linear(normalise_all(x, scale, *norm, rows), *weight, bias);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Handle* norm = kept_handle(ctx, "norm");
     const Handle* weight = kept_handle(ctx, "weight");
+    const auto* rows = kept_address<RowExchange>(ctx, "rows");
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor g = grads[0].contiguous();
-    const at::Tensor dx = normalise_backward(times(g, weight->value()), saved[0], saved[1], *norm);
+    const at::Tensor g = grads[0].contiguous();  // [T, O]
+    at::Tensor dn = times(g, weight->value());
+    if (rows != nullptr) dn = rows->scatter(dn);
+    const at::Tensor dx = normalise_backward(dn, saved[0], saved[1], *norm);
     if (trains(weight)) {
-      const at::Tensor n = normalise(saved[0], saved[1], norm->value());
+      const at::Tensor n = normalise_all(saved[0], saved[1], *norm, rows);
       weight->accumulate([g, n](const at::Tensor& sink) { add_outer(sink, g, n); });
     }
     accumulate_bias(kept_handle(ctx, "bias"), g);
-    return {dx, {}, {}, {}, {}};
+    return {dx, {}, {}, {}, {}, {}};
   }
 };
 
@@ -214,11 +225,11 @@ at::Tensor rms_norm(const at::Tensor& x, const Handle& weight, double eps) {
 }
 
 at::Tensor norm_linear(const at::Tensor& x, const Handle& norm, double eps, const Handle& weight,
-                       const Handle* bias) {
+                       const Handle* bias, const RowExchange* rows) {
   require(x.dim() == 2, "norm_linear", "x is [T, D]", x, {});
   const at::Tensor flat = x.contiguous();
-  if (!records({x})) return linear(normalise(flat, inverse_rms(flat, eps), norm.value()), weight, bias);
-  return NormLinearFunction::apply(flat, &norm, eps, &weight, bias);
+  if (!records({x})) return linear(normalise_all(flat, inverse_rms(flat, eps), norm, rows), weight, bias);
+  return NormLinearFunction::apply(flat, &norm, eps, &weight, bias, rows);
 }
 
 }  // namespace titanium

@@ -1,5 +1,6 @@
 #pragma once
 #include "titanium/ops/handle.h"
+#include "titanium/ops/row_exchange.h"
 
 namespace titanium {
 
@@ -8,7 +9,9 @@ namespace titanium {
 at::Tensor rms_norm(const at::Tensor& x, const Handle& weight, double eps);
 
 // linear(rms_norm(x)) as one op that keeps x [T, D] and one number a row, and normalises again in backward.
+// With `rows`, x is this rank's part of the tokens [T/n, D] and the result is of all of them [T, O]: the
+// normalised rows are gathered, again in backward, and gradients by them are summed over the ranks.
 at::Tensor norm_linear(const at::Tensor& x, const Handle& norm, double eps, const Handle& weight,
-                       const Handle* bias = nullptr);
+                       const Handle* bias = nullptr, const RowExchange* rows = nullptr);
 
 }  // namespace titanium

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 
 namespace titanium {
 namespace {
@@ -62,9 +63,11 @@ Executor::Executor(const Model& model, ParamStore& store)
 
 WorkResult Executor::run(const Plan& plan, const Work& work) {
   const size_t count = work.batches.size();
-  check_tokens(work.batches, model_.config.vocab_size);
+  const Mesh& mesh = store_.mesh();
+  agree(mesh.all(), [&] { check_tokens(work.batches, model_.config.vocab_size); });
+  loss_error_ = nullptr;
   const Reshard reshard(store_);
-  World& world = store_.mesh().world();
+  World& world = mesh.world();
   WorkResult result;
   result.loss.loss = at::zeros({}, at::kDouble);
   result.stats.resize(count);
@@ -116,6 +119,9 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
     }
     if (action.micro_batch >= 0 && last[action.micro_batch] == i) micro[action.micro_batch].reset();
   }
+  agree(mesh.all(), [&] {
+    if (loss_error_) std::rethrow_exception(loss_error_);
+  });
   return result;
 }
 
@@ -168,7 +174,7 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
   if (out.loss.defined()) {  // the head has formed it
     {
       const at::NoGradGuard no_grad;
-      sum = (*work.loss)(now, batch);
+      sum = ask(work, now, batch);
     }
     if (trains) {
       head.outputs = {out.loss};
@@ -186,7 +192,7 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
       leaves.push_back(*stat);
       head.outputs.push_back(*output);
     }
-    sum = (*work.loss)(now, batch);
+    sum = ask(work, now, batch);
     if (trains) {
       head.grads.assign(leaves.size(), {});
       if (sum.loss.requires_grad()) {  // a loss that has nothing to train may be a plain number
@@ -203,6 +209,18 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
   result.losses[index] = sum.loss.item<double>();
   add_reports(result.loss.reports, sum.reports);
   out = {};
+}
+
+LossSum Executor::ask(const Work& work, const TokenStats& now, const PackedBatch& batch) {
+  if (store_.mesh().world().size() == 1) return (*work.loss)(now, batch);
+  try {
+    return (*work.loss)(now, batch);
+  } catch (...) {
+    if (!loss_error_) loss_error_ = std::current_exception();
+    LossSum none;
+    none.loss = at::zeros({}, at::kDouble);
+    return none;
+  }
 }
 
 void Executor::backward(const Action& action, MicroBatch& m) {

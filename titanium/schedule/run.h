@@ -1,5 +1,6 @@
 // The executor: runs a plan on a model.  The only file of the schedule that sees tensors.
 #pragma once
+#include <exception>
 #include <functional>
 #include <vector>
 
@@ -35,6 +36,8 @@ class Executor {
 
   // Runs a plan that check() has passed.  In training, gradients have been added into the units when it
   // returns; weights are never touched.  Bug for an action that needs a second stage or a second device.
+  // Where a loss throws on one rank of several, the plan goes on with zero gradients, so that no rank waits
+  // for another, and then all ranks throw.
   WorkResult run(const Plan& plan, const Work& work);
 
  private:
@@ -53,12 +56,14 @@ class Executor {
   void forward(const Action& action, MicroBatch& m);
   void run_block(int32_t block, MicroBatch& m);
   void loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& result);
+  LossSum ask(const Work& work, const TokenStats& now, const PackedBatch& batch);
   void backward(const Action& action, MicroBatch& m);
 
   const Model& model_;
   ParamStore& store_;
   ModelPart part_;
   std::vector<bool> has_backward_;  // [blocks]
+  std::exception_ptr loss_error_;   // of the plan that runs: the first one
 };
 
 }  // namespace titanium

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -147,6 +148,12 @@ std::string Arguments::text(const char* key) const {
   return at(key).get<std::string>();
 }
 
+std::string Arguments::path(const char* key) const {
+  std::string text = this->text(key);
+  if (text.find('\0') != text.npos) wrong(key, "a path: no NUL");  // the system would see the part before it
+  return text;
+}
+
 bool Arguments::flag(const char* key, bool absent) const {
   if (!has(key)) return absent;
   if (!at(key).is_boolean()) wrong(key, "true or false");
@@ -263,7 +270,12 @@ EngineBatch read_batch(const Message& call, const Arguments& args) {
     }
   }
 
-  if (args.has("micro")) batch.micro = read_micro(args.at("micro"));
+  if (args.has("micro")) {
+    batch.micro = read_micro(args.at("micro"));
+    if (args.at("micro").contains("given") && batch.micro.given.empty() && rows > 0)
+      throw BadData("batch: micro is {}: the {} rows are given to no micro-batch", dumped(args.at("micro")),
+                    rows);
+  }
   if (args.has("counts")) batch.counts = read_counts(args.at("counts"));
   batch.calculate_entropy = args.flag("calculate_entropy", false);
   batch.calculate_sum_pi_squared = args.flag("calculate_sum_pi_squared", false);
@@ -428,7 +440,10 @@ SyncOptions read_sync_options(const Arguments& args) {
   options.bucket_bytes = static_cast<uint64_t>(bytes);
   if (args.has("version")) options.version = args.integer("version");
   options.checksums = args.flag("checksums", options.checksums);
-  options.threads = static_cast<int>(args.integer("threads", options.threads));
+  const int64_t threads = args.integer("threads", options.threads);
+  if (threads < 0 || threads > INT_MAX)
+    throw BadConfig("get_per_tensor_param: threads is {}, expected 0 or more", threads);
+  options.threads = static_cast<int>(threads);
   return options;
 }
 

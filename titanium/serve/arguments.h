@@ -19,6 +19,7 @@ class Arguments {
   bool has(const char* key) const;  // there, and not null
   const Json& at(const char* key) const;
   std::string text(const char* key) const;
+  std::string path(const char* key) const;  // text without a NUL
   bool flag(const char* key, bool absent) const;
   int64_t integer(const char* key) const;
   int64_t integer(const char* key, int64_t absent) const;

@@ -8,8 +8,7 @@ namespace titanium {
 
 // "unix:/path/of/socket"   a socket file, readable by its owner only
 // "unix:@name"             Linux's abstract names: no file, so nothing stays behind whatever happens
-// "tcp:127.0.0.1:4444"     loopback only, since nothing is encrypted and nobody is asked for a password;
-// "[::1]" too.
+// "tcp:127.0.0.1:4444"     loopback only ("[::1]" too): nothing is encrypted, nobody is asked for a password.
 //                          Port 0 takes a free one.
 class Listener {
  public:

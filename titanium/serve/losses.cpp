@@ -28,10 +28,9 @@ class Settings {
   }
   void read(const char* key, std::optional<double>& value) {
     double given = 0;
-    if (has(key))
-      read(key, given), value = given;
-    else
-      known_.emplace_back(key);
+    const bool is_given = has(key);
+    read(key, given);
+    if (is_given) value = given;
   }
   void read(const char* key, bool& value) {
     read(
@@ -40,7 +39,11 @@ class Settings {
   }
   void read(const char* key, int64_t& value) {
     read(
-        key, "an integer", [](const Json& j) { return j.is_number_integer(); },
+        key, "an integer of 64 bits",
+        [](const Json& j) {
+          return j.is_number_integer() &&
+                 (!j.is_number_unsigned() || j.get<uint64_t>() <= uint64_t{INT64_MAX});
+        },
         [&](const Json& j) { j.get_to(value); });
   }
   void read(const char* key, std::string& value) {

@@ -57,6 +57,11 @@ int status(Ending ending, const Service& service) {
   return exit_code(ErrorKind::kBug);
 }
 
+bool asked_to_end(int signals) {
+  pollfd poll{signals, POLLIN, 0};
+  return ::poll(&poll, 1, 0) > 0;
+}
+
 // False when a signal asks for the end.
 bool wait_for_client(const Listener& listener, int signals) {
   pollfd polls[] = {{signals, POLLIN, 0}, {listener.fd(), POLLIN, 0}};
@@ -74,6 +79,7 @@ int serve_listening(const ServeOptions& options, Service& service, int signals, 
     if (!client) continue;
     Connection connection(std::move(client));
     const Ending ending = run_session(connection, service, &listener, signals, log);
+    if (ending == Ending::kGone && asked_to_end(signals)) break;  // the watch has cut the connection
     // Who says nothing, or no word of this protocol, was no client; it has no say in the engine's life.
     const bool stranger = ending == Ending::kMalformed || (ending == Ending::kGone && !service.was_called());
     if (ending != Ending::kClosed && !stranger) return status(ending, service);

@@ -16,8 +16,8 @@ struct ServeOptions {
 
 // Returns the exit status: 0 when the client has said close (or, listening, when a signal asked for the end),
 // 5 when the client died, 3 when a spawned server could not understand its client, 70 or 5 after a Bug or a
-// RankLost. A client that dies while the engine computes ends the process within five seconds, from another
-// thread.
+// RankLost. A client that dies while the engine computes, or a signal, ends the process within five seconds,
+// from another thread, with 5.
 int serve(const ServeOptions& options, const EngineRegistry& registry, Log& log);
 
 }  // namespace titanium

@@ -99,7 +99,7 @@ Message Service::answer(const Message& call) {
 }
 
 BaseEngine& Service::engine() {
-  if (!engine_) throw BadConfig("there is no engine yet: call create first");
+  if (!engine_) throw BadConfig("there is no engine yet: call create first (connect with a config)");
   return *engine_;
 }
 
@@ -125,11 +125,11 @@ Message Service::do_create(const Message& call) {
   };
   const std::string model_type = text("model_type", "language_model"), backend = text("backend", "titanium"),
                     device = text("device", "cpu");
-  registry_.get_engine_cls(model_type, backend, device);  // refuse before the old engine is gone
+  // Light, as no weights are read yet: what is refused is refused before the old engine is gone.
+  std::unique_ptr<BaseEngine> made = registry_.create(model_type, backend, device, config, log_);
   release();
   initialized_ = false;
-  engine_ = nullptr;  // its memory first
-  engine_ = registry_.create(model_type, backend, device, config, log_);
+  engine_ = std::move(made);
   made_with_ = {
       {"config", args.at("config")}, {"model_type", model_type}, {"backend", backend}, {"device", device}};
   Message reply = Message::reply_to(call);
@@ -321,11 +321,8 @@ Message Service::do_weights_begin(const Message& call) {
 Message Service::do_weights_next(const Message& call) {
   const Arguments args(call, {"stream"});
   Message reply = Message::reply_to(call);
-  if (args.integer("stream") != streams_)
-    throw BadConfig("weights_next: stream {} has ended", args.integer("stream"));
-  if (!stream_) {
-    throw BadConfig("weights_next: stream {} has ended", streams_);
-  }
+  const int64_t wanted = args.integer("stream");
+  if (!stream_ || wanted != streams_) throw BadConfig("weights_next: stream {} has ended", wanted);
   const std::optional<Bucket> bucket = stream_->next();
   if (!bucket) {
     reply.body = {{"end", true}, {"checksum", fmt::format("{:016x}", stream_->checksum())}};
@@ -366,13 +363,13 @@ Message Service::do_save_checkpoint(const Message& call) {
   if (step < 0 || keep < 0) {
     throw BadConfig("save_checkpoint: global_step {} and max_ckpt_to_keep {} must be at least 0", step, keep);
   }
-  engine().save_checkpoint(args.text("local_path"), step, keep);
+  engine().save_checkpoint(args.path("local_path"), step, keep);
   return Message::reply_to(call);
 }
 
 Message Service::do_load_checkpoint(const Message& call) {
   const Arguments args(call, {"local_path"});
-  engine().load_checkpoint(args.has("local_path") ? args.text("local_path") : "");
+  engine().load_checkpoint(args.has("local_path") ? args.path("local_path") : "");
   Message reply = Message::reply_to(call);
   reply.body["param_groups"] = param_groups_json(engine().param_groups());
   return reply;

@@ -153,6 +153,8 @@ TEST(ServiceRefusals, ArgumentsOfWrongTypes) {
            {"weights_begin", {{"keep_fp32", "all"}}, "keep_fp32"},
            {"weights_begin", {{"keep_fp32", {"no.such.weight"}}}, "no.such.weight"},
            {"weights_begin", {{"version", "new"}}, "version"},
+           {"weights_begin", {{"threads", 1 << 20}}, "threads"},
+           {"weights_begin", {{"threads", (int64_t{1} << 32) + 1}}, "threads"},
            {"weights_next", Json::object(), "'stream' is missing"},
            {"weights_next", {{"stream", "first"}}, "expected an integer"},
            {"weights_next", {{"stream", 9}}, "stream 9 has ended"},
@@ -165,6 +167,8 @@ TEST(ServiceRefusals, ArgumentsOfWrongTypes) {
            {"save_checkpoint", {{"local_path", "x"}, {"global_step", -1}}, "at least 0"},
            {"save_checkpoint", {{"local_path", "x"}, {"max_ckpt_to_keep", -1}}, "at least 0"},
            {"save_checkpoint", {{"local_path", {"x"}}}, "expected a string"},
+           {"save_checkpoint", {{"local_path", std::string("x\0y", 3)}}, "no NUL"},
+           {"load_checkpoint", {{"local_path", std::string("x\0y", 3)}}, "no NUL"},
            {"load_checkpoint", {{"local_path", 3}}, "expected a string"},
            {"exit_disable_adapter", Json::object(), "not disabled"}}) {
     expect_refused(client, method(name, args), "BadConfig", text);
@@ -235,21 +239,30 @@ TEST(ServiceRefusals, SplitsCountsAndLosses) {
            {"BadData", {{"micro", {{"given", {{0, 1, 2, 3, 4}}}}}}, "sample 4"},
            {"BadData", {{"micro", {{"max_tokens", 5}}}}, "5"},
            {"BadConfig", {{"micro", {{"max_tokens", 50}, {"sequences", 2}}}}, "one of them says"},
+           {"BadConfig", {{"micro", {{"sequences", 2}, {"count_divisor", 2}}}}, "a multiple of 2"},
+           {"BadData", {{"micro", {{"given", Json::array()}}}}, "no micro-batch"},
+           {"BadData", {{"micro", {{"max_tokens", 50}, {"count_divisor", INT64_MAX}}}}, "multiple"},
+           {"BadData",
+            {{"counts", {{"tokens", 100}, {"sequences", INT64_MAX}, {"untrained", INT64_MAX}}}},
+            "2^53"},
            {"BadData", {{"counts", 3}}, "counts"},
            {"BadData", {{"counts", {{"tokens", -1}, {"sequences", 4}}}}, "counts.tokens"},
            {"BadData", {{"counts", {{"tokens", 1}, {"sequences", 4}}}}, "1 trained tokens"},
            {"BadConfig", {{"calculate_entropy", 1}}, "expected true or false"},
            {"BadConfig", {{"temperature", "hot"}}, "expected a number"},
            {"BadData", {{"temperature", 0.0}}, "temperature"},
+           {"BadData", {{"temperature", 1e-40}}, "temperature"},
            {"BadConfig", {{"loss", "nonsense"}}, "loss"},
            {"BadConfig", {{"loss", {{"name", "nonsense"}}}}, "sft"},
            {"BadConfig", {{"loss", {{"name", "sft"}, {"clip", 1}}}}, "clip"},
            {"BadConfig", {{"loss", {{"name", "policy"}, {"clip_ratio", "some"}}}}, "clip_ratio"},
            {"BadData", {{"loss", {{"name", "policy"}}}}, "column"},
+           {"BadConfig", {{"loss", {{"name", "value"}}}}, "needs the values"},
            {"BadConfig", {{"loss", {{"name", "external"}, {"clip", 1}}}}, "no settings"},
            {"BadConfig", {{"forward_only", true}}, "is of forward_backward_batch"}}) {
     expect_refused(client, with_batch("infer_batch", four_rows(), args), kind, text);
   }
+  client.reply(with_batch("infer_batch", four_rows(), {{"micro", {{"max_tokens", INT64_MAX}}}}));
   expect_refused(client, with_batch("train_batch", four_rows()), "BadConfig", "a loss is needed");
   expect_refused(client, with_batch("forward_backward_batch", four_rows()), "BadConfig", "needs a loss");
   expect_refused(client, with_batch("forward_backward_batch", four_rows(), {{"forward_only", 1}}),
@@ -321,11 +334,12 @@ TEST(ServiceEndings, WhatIsNoCall) {
 TEST(ServiceEndings, AFailureOfOursEndsIt) {
   const auto failing = [](const auto& fail, ErrorKind kind) {
     TestService served;
-    served.registry.register_engine("language_model", {"broken"}, {"cpu"},
-                                    [fail](const EngineConfig&, Log&) -> std::unique_ptr<BaseEngine> {
-                                      fail();
-                                      return nullptr;
-                                    });
+    served.registry.register_engine(
+        "language_model", {"broken"}, {"cpu"},
+        [fail](const EngineConfig&, Log&, std::shared_ptr<World>) -> std::unique_ptr<BaseEngine> {
+          fail();
+          return nullptr;
+        });
     TestClient client(served.service);
     Message create = create_call();
     create.body["backend"] = "broken";

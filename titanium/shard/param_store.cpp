@@ -98,8 +98,7 @@ std::vector<Slice> ParamStore::slices_of(const Coordinates& at) const {
 void Slice::each_run(const std::function<void(const Run&)>& visit) const {
   const TpPart& part = weight->parts()[tp];
   if (weight->split() != Split::kCols) {
-    const int64_t row = weight->shape()[0] == 0 ? 0 : weight->numel() / weight->shape()[0];
-    visit({part.begin * row + begin, 0, count()});
+    visit({global_index(0), 0, count()});
     return;
   }
   const int64_t width = part.end - part.begin;
@@ -113,7 +112,8 @@ void Slice::each_run(const std::function<void(const Run&)>& visit) const {
 int64_t Slice::global_index(int64_t i) const {
   const TpPart& part = weight->parts()[tp];
   const int64_t at = begin + i;
-  if (weight->split() != Split::kCols) return part.begin * (weight->numel() / weight->shape()[0]) + at;
+  if (part.begin == 0 && weight->split() != Split::kCols) return at;  // a number has no rows
+  if (weight->split() == Split::kRows) return part.begin * (weight->numel() / weight->shape()[0]) + at;
   const int64_t width = part.end - part.begin;
   return at / width * weight->shape()[1] + part.begin + at % width;
 }

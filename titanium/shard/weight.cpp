@@ -101,7 +101,7 @@ const Weight* WeightTable::add(std::string name, std::vector<int64_t> shape, Spl
                                int block, std::vector<TpPart> parts) {
   if (find(name)) throw Bug("weight '{}' is declared twice", name);
   if (parts.empty()) {
-    const int64_t extent = split == Split::kCols ? shape.at(1) : shape.at(0);
+    const int64_t extent = split == Split::kCols ? shape.at(1) : shape.empty() ? 1 : shape[0];
     parts.assign(tp_size_, {0, extent, 0, tp_size_});
   }
   if (static_cast<int>(parts.size()) != tp_size_) {

@@ -19,7 +19,7 @@ std::string RunMemory::text() const {
 RunMemory estimate_memory(TrainStep& step, const Optimizer& optimizer, int64_t tokens) {
   const StoreDtypes& dtypes = step.store().dtypes();
   const auto element = static_cast<int64_t>(c10::elementSize(dtypes.compute));
-  const int64_t stream = tokens * step.model().config.hidden_size * element;
+  const int64_t stream = tokens / step.store().mesh().tp().size() * step.model().config.hidden_size * element;
   PlanBytes bytes;
   for (const auto& block : step.model().blocks) {
     const Block::Bytes b = block->bytes(tokens, element, step.options().keep_cheap);

@@ -136,7 +136,7 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
   session.folder = folder;
   agree(mesh.all(), [&] {  // files and what they say
     session.spec = model_registry(read_config(folder, options), options.head);
-    session.model = std::make_unique<Model>(session.spec.build(session.spec.config));
+    session.model = std::make_unique<Model>(session.spec.build(session.spec.config, Tp(mesh.tp())));
     std::vector<std::string> names;
     for (const auto& weight : session.model->table->weights()) names.push_back(weight->name());
     check_patterns(options.freeze, names, options.freeze_key);

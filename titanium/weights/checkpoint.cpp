@@ -39,14 +39,14 @@ class NoSignals {
 // A save and the thread that writes it.
 struct Checkpointer::Pending {
   Pending(ParamStore& store, Optimizer* optimizer, int64_t step, Json train, const CheckpointOptions& options)
-      : job(store, optimizer, step, std::move(train), options) {}
+      : job(store, optimizer, step, std::move(train), options, store.mesh().world().all("checkpoint")) {}
   ~Pending() {
     if (thread.joinable()) thread.join();
   }
 
-  void run() {
+  void run(const std::string& refused = "") {
     try {
-      job.run();
+      job.run(refused);
     } catch (const Error&) {
       error = std::current_exception();
     } catch (const std::exception& e) {
@@ -91,16 +91,18 @@ void Checkpointer::save(int64_t step, Json train) {
     try {
       pending_->start();
     } catch (const std::system_error& e) {
-      pending_.reset();
-      throw BadCheckpoint("{}: no thread can be made to write it: {}",
-                          (options_.folder / checkpoint_name(step)).string(), e.what());
+      run_now(fmt::format("no thread can be made to write it: {}", e.what()));
     }
   } else {
-    pending_->run();
-    const std::exception_ptr error = pending_->error;
-    pending_.reset();
-    if (error) std::rethrow_exception(error);
+    run_now();
   }
+}
+
+void Checkpointer::run_now(const std::string& refused) {
+  pending_->run(refused);
+  const std::exception_ptr error = pending_->error;
+  pending_.reset();
+  if (error) std::rethrow_exception(error);
 }
 
 void Checkpointer::settle() {

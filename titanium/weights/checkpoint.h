@@ -4,6 +4,10 @@
 // for the masters and one for each optimizer state; manifest.json (manifest.h); and COMPLETE, which holds the
 // manifest's checksum.  It is written as `step-<n>.partial` and renamed when everything is on disk, so a kill
 // or a power cut at any point leaves the older checkpoints.
+//
+// On many ranks each writes files of its own slices, into one folder that all share; of several dp_replicate
+// copies the first writes.  All ranks make the same calls.  What fails on one fails on all, with one error; a
+// rank that is lost gives RankLost, and leaves at most a folder that find_latest passes over.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -28,8 +32,8 @@ struct CheckpointOptions {
   // What copies of not yet written units may take while a save is pending; above it an update waits for the
   // disk.
   uint64_t snapshot_bytes = UINT64_MAX;
-  // Called by the writing thread before each stage of a save: "files", "unit <name>", "manifest", "complete",
-  // "rename", "prune".
+  // Called by the writing thread before each stage of a save: "files", "unit <name>", "close <file>"; then on
+  // rank 0 "manifest", "complete", "rename", "prune".
   std::function<void(std::string_view stage)> on_stage = {};
 };
 
@@ -46,6 +50,8 @@ struct LatestCheckpoint {
   bool damaged = false;               // one of those is not what a kill leaves behind
 };
 LatestCheckpoint find_latest(const std::filesystem::path& folder);
+// The same as the first rank of the group sees it, on all of them.
+LatestCheckpoint find_latest(const std::filesystem::path& folder, const Group& ranks);
 
 // All complete checkpoints of a folder, oldest first.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& folder);
@@ -53,7 +59,8 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& folder
 // What a caller gets back from a load.
 struct LoadedCheckpoint {
   int64_t step = 0;
-  Json train;  // as given to save()
+  Json train;          // as given to save()
+  uint64_t bytes = 0;  // of tensors that this rank has read; the rest is the same on all ranks
 };
 
 // One object for a run.  It installs itself as the store's write hook (design D13): save() copies nothing,
@@ -74,23 +81,26 @@ class Checkpointer {
   // save alone: where it is not async, or no thread can be made.
   void save(int64_t step, Json train);
 
-  // Why a save failed that has ended by now, without waiting, once; null where none did.
+  // Why a save failed that has ended by now, without waiting, once; null where none did.  Ranks do not learn
+  // it at the same call: who acts on it must agree with the others first.
   std::exception_ptr take_error();
 
   // Until nothing is pending.  Throws the newest error that nobody has taken, once.
   void wait();
   bool pending() const;
 
-  // Fills masters and optimizer state, for any layout of the saving ranks.  Waits for a pending save.
+  // Fills masters and optimizer state, for any layout of the saving ranks and of these.  A rank reads what it
+  // owns, in whole checksummed pieces.  Waits for a pending save.
   // BadCheckpoint names file and tensor: incomplete, sizes or checksums that do not fit, a weight missing or
-  // unexpected, other shapes, other dtypes (both named), another optimizer.  Everything is checked before the
-  // first byte is written.
+  // unexpected, other shapes, other dtypes (both named), another optimizer.  Everything is checked, by all
+  // ranks, before the first byte is written.
   LoadedCheckpoint load(const std::filesystem::path& checkpoint);
   // Masters only, e.g. to start another run from it.
   LoadedCheckpoint load_masters(const std::filesystem::path& checkpoint);
 
  private:
   struct Pending;
+  void run_now(const std::string& refused = "");
   void settle();  // waits for the pending save and keeps its error
 
   ParamStore& store_;

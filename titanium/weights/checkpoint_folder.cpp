@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/weights/checkpoint.h"
 #include "titanium/weights/manifest.h"
 
@@ -146,6 +147,24 @@ LatestCheckpoint find_latest(const fs::path& folder) {
     latest.warnings.push_back(fmt::format("{}: passed over: {}", entry->path.string(), why));
     latest.damaged = true;
   }
+  return latest;
+}
+
+LatestCheckpoint find_latest(const fs::path& folder, const Group& ranks) {
+  LatestCheckpoint latest;
+  agree(ranks, [&] {
+    if (ranks.rank() == 0) latest = find_latest(folder);
+  });
+  if (ranks.size() == 1) return latest;
+  Json mine = {{"warnings", latest.warnings}, {"damaged", latest.damaged}};
+  if (latest.found) mine["found"] = {latest.found->path.string(), latest.found->step};
+  const Json first =
+      Json::parse(ranks.exchange(mine.dump(-1, ' ', false, Json::error_handler_t::replace))[0]);
+  latest.warnings = first.at("warnings").get<std::vector<std::string>>();
+  latest.damaged = first.at("damaged").get<bool>();
+  latest.found.reset();
+  if (first.contains("found"))
+    latest.found = CheckpointInfo{first["found"][0].get<std::string>(), first["found"][1].get<int64_t>()};
   return latest;
 }
 

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/formats/mapped_file.h"
 #include "titanium/formats/safetensors.h"
 #include "titanium/weights/hash.h"
@@ -22,6 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kPiece = 1 << 18;  // elements that a thread copies at a time
+
 // The files of a checkpoint, each opened when it is first needed.
 class Files {
  public:
@@ -30,7 +33,7 @@ class Files {
 
   const TensorView& tensor(const SavedSlice& slice) {
     const TensorView* view = open(slice.file).find(slice.weight);
-    const int64_t count = slice.end - slice.begin;
+    const int64_t count = slice.piece.count();
     if (view == nullptr)
       throw BadCheckpoint("{}: has no tensor '{}', which the manifest puts there", path(slice.file),
                           slice.weight);
@@ -70,33 +73,26 @@ class Files {
   std::vector<std::unique_ptr<Open>> open_;
 };
 
-// What is saved, by (state, weight), in the order of elements.
+// What is saved, by (state, weight).
 using Saved = std::map<std::pair<std::string, std::string>, std::vector<const SavedSlice*>>;
 
-Saved index_of(const Manifest& manifest, const fs::path& folder) {
+Saved index_of(const Manifest& manifest) {
   Saved saved;
   for (const SavedSlice& slice : manifest.slices) saved[{slice.state, slice.weight}].push_back(&slice);
   for (auto& [key, slices] : saved) {
-    std::sort(slices.begin(), slices.end(),
-              [](const SavedSlice* a, const SavedSlice* b) { return a->begin < b->begin; });
-    for (size_t i = 1; i < slices.size(); ++i) {
-      if (slices[i]->begin < slices[i - 1]->end) {
-        throw BadCheckpoint("{}: '{}' of '{}' is saved twice from element {} on", folder.string(), key.first,
-                            key.second, slices[i]->begin);
-      }
-    }
+    std::sort(slices.begin(), slices.end(), [](const SavedSlice* a, const SavedSlice* b) {
+      return std::pair(a->piece.begin, a->piece.column_begin) <
+             std::pair(b->piece.begin, b->piece.column_begin);
+    });
   }
   return saved;
 }
 
-// A run of bytes from a saved tensor to a tensor of ours.
+// What a slice of ours takes from a saved one.
 struct Copy {
   const SavedSlice* saved;
-  int64_t saved_offset;  // bytes
-  Unit* unit;
+  Slice slice;
   std::string state;
-  int64_t offset;  // bytes in the unit's flat tensor
-  int64_t bytes;
 };
 
 class Loader {
@@ -106,10 +102,12 @@ class Loader {
         store_(store),
         optimizer_(optimizer),
         manifest_(read_manifest(folder)),
-        saved_(index_of(manifest_, folder)),
+        saved_(index_of(manifest_)),
         files_(folder, manifest_) {}
 
-  LoadedCheckpoint load() {
+  // All that can be wrong; what passes here is written.
+  void check() {
+    store_.check_free();
     check_optimizer();
     check_names();
     for (const Slice& slice : store_.slices()) {
@@ -121,8 +119,27 @@ class Loader {
       }
     }
     verify();
-    write();
-    return {manifest_.step, manifest_.train};
+  }
+
+  LoadedCheckpoint write() {
+    for (const auto& unit : store_.units()) store_.before_write(*unit);
+    if (optimizer_ != nullptr) {
+      for (const auto& unit : store_.units()) optimizer_->drop_state(*unit);
+      make_states();
+      optimizer_->set_updates(manifest_.updates);
+    }
+    std::vector<std::pair<Copy, at::Tensor>> parts;  // and where each goes
+    for (const Copy& copy : copies_) {
+      const Unit& unit = *copy.slice.unit;
+      const at::Tensor flat = copy.state == kMaster ? unit.shard() : optimizer_->make_state(unit, copy.state);
+      for (const Slice& part : parts_of(copy.slice, kPiece))
+        parts.emplace_back(Copy{copy.saved, part, copy.state}, part.of(flat));
+    }
+    at::parallel_for(0, static_cast<int64_t>(parts.size()), 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) take(parts[i].first, parts[i].second);
+    });
+    for (const auto& unit : store_.units()) unit->written();
+    return {manifest_.step, manifest_.train, bytes_};
   }
 
  private:
@@ -156,7 +173,7 @@ class Loader {
     }
   }
 
-  // Adds the copies that fill a slice of ours; every element of it must be saved.
+  // Adds the copies that fill a slice of ours; every element of it must be saved, and once.
   void plan(const Slice& slice, const std::string& state, Dtype dtype) {
     const Weight& weight = *slice.weight;
     const auto found = saved_.find({state, weight.name()});
@@ -164,23 +181,47 @@ class Loader {
       throw BadCheckpoint("{}: has no '{}' of the weight '{}' of shape [{}]", folder_.string(), state,
                           weight.name(), fmt::join(weight.shape(), ", "));
     }
-    int64_t at = slice.begin;
+    const Piece mine = piece_of(slice);
+    struct Run {
+      int64_t begin, end;  // of our slice
+    };
+    std::vector<Run> runs;
     for (const SavedSlice* saved : found->second) {
       check_slice(*saved, weight, dtype);
-      const int64_t begin = std::max(at, saved->begin), end = std::min(slice.end, saved->end);
-      if (begin >= end) continue;
-      if (begin > at) break;
+      const size_t before = runs.size();
+      int64_t first = INT64_MAX, last = 0;  // of the saved elements that are taken
+      each_overlap(mine, saved->piece, [&](int64_t at, int64_t from, int64_t count) {
+        runs.push_back({at, at + count});
+        first = std::min(first, from);
+        last = std::max(last, from + count);
+      });
+      if (runs.size() == before) continue;
       files_.tensor(*saved);
-      needed_.insert(saved);
-      const int64_t width = size_of(dtype);
-      copies_.push_back({saved, (begin - saved->begin) * width, slice.unit, state,
-                         (slice.offset + begin - slice.begin) * width, (end - begin) * width});
-      at = end;
+      need(*saved, first * size_of(dtype), last * size_of(dtype));
+      copies_.push_back({saved, slice, state});
     }
-    if (at < slice.end) {
+    std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
+    int64_t at = 0;
+    for (const Run& run : runs) {
+      if (run.begin < at) {
+        throw BadCheckpoint("{}: '{}' of '{}' is saved twice from element {} on", folder_.string(), state,
+                            weight.name(), slice.global_index(run.begin));
+      }
+      if (run.begin > at) break;
+      at = run.end;
+    }
+    if (at < slice.count()) {
       throw BadCheckpoint("{}: '{}' of the weight '{}' is not whole: elements from {} on are missing",
-                          folder_.string(), state, weight.name(), at);
+                          folder_.string(), state, weight.name(), slice.global_index(at));
     }
+  }
+
+  // The checksums of bytes [begin, end) of a saved slice will be compared.
+  void need(const SavedSlice& saved, int64_t begin, int64_t end) {
+    std::set<size_t>& hashes = needed_[&saved];
+    for (uint64_t i = static_cast<uint64_t>(begin) / manifest_.hashed;
+         i <= static_cast<uint64_t>(end - 1) / manifest_.hashed; ++i)
+      hashes.insert(i);
   }
 
   void check_slice(const SavedSlice& saved, const Weight& weight, Dtype dtype) const {
@@ -199,48 +240,49 @@ class Loader {
 
   // The checksums of all that will be read.
   void verify() {
-    const std::vector<const SavedSlice*> slices(needed_.begin(), needed_.end());
-    std::vector<const TensorView*> views;
-    for (const SavedSlice* slice : slices) views.push_back(&files_.tensor(*slice));
-    std::vector<char> bad(slices.size(), 0);
-    at::parallel_for(0, static_cast<int64_t>(slices.size()), 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i)
-        bad[i] = Hash64::of({views[i]->data, views[i]->nbytes}) != slices[i]->hash;
+    struct Bytes {
+      const SavedSlice* saved;
+      std::span<const std::byte> bytes;
+      uint64_t hash;
+    };
+    std::vector<Bytes> all;
+    for (const auto& [saved, hashes] : needed_) {
+      const TensorView& view = files_.tensor(*saved);
+      for (const size_t i : hashes) {
+        const uint64_t begin = i * manifest_.hashed;
+        const uint64_t bytes = std::min(manifest_.hashed, view.nbytes - begin);
+        all.push_back({saved, {view.data + begin, bytes}, saved->hashes[i]});
+        bytes_ += bytes;
+      }
+    }
+    std::vector<char> bad(all.size(), 0);
+    at::parallel_for(0, static_cast<int64_t>(all.size()), 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) bad[i] = Hash64::of(all[i].bytes) != all[i].hash;
     });
-    for (size_t i = 0; i < slices.size(); ++i) {
+    for (size_t i = 0; i < all.size(); ++i) {
       if (bad[i]) {
         throw BadCheckpoint("{}: '{}' of the weight '{}' is not what was saved (its checksum differs)",
-                            files_.path(slices[i]->file), slices[i]->state, slices[i]->weight);
+                            files_.path(all[i].saved->file), all[i].saved->state, all[i].saved->weight);
       }
     }
   }
 
-  void write() {
-    for (const auto& unit : store_.units()) store_.before_write(*unit);
-    if (optimizer_ != nullptr) {
-      for (const auto& unit : store_.units()) optimizer_->drop_state(*unit);
-      optimizer_->set_updates(manifest_.updates);
+  // A unit has state or not as a whole, on all ranks: also where this one owns nothing of the weight that
+  // has.
+  void make_states() {
+    for (const auto& [key, slices] : saved_) {
+      if (key.first == kMaster) continue;
+      optimizer_->make_state(store_.weight(key.second).unit(), key.first);
     }
-    struct Run {
-      const std::byte* from;
-      std::byte* to;
-      int64_t bytes;
-    };
-    constexpr int64_t kRun = 1 << 20;
-    std::vector<Run> runs;
-    for (const Copy& copy : copies_) {
-      const at::Tensor flat =
-          copy.state == kMaster ? copy.unit->shard() : optimizer_->make_state(*copy.unit, copy.state);
-      const std::byte* from = files_.tensor(*copy.saved).data + copy.saved_offset;
-      std::byte* to = static_cast<std::byte*>(flat.data_ptr()) + copy.offset;
-      for (int64_t at = 0; at < copy.bytes; at += kRun)
-        runs.push_back({from + at, to + at, std::min(kRun, copy.bytes - at)});
-    }
-    at::parallel_for(0, static_cast<int64_t>(runs.size()), 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i)
-        std::memcpy(runs[i].to, runs[i].from, static_cast<size_t>(runs[i].bytes));
+  }
+
+  void take(const Copy& copy, const at::Tensor& target) {
+    const int64_t width = size_of(copy.saved->dtype);
+    const std::byte* from = files_.tensor(*copy.saved).data;
+    auto* to = static_cast<std::byte*>(target.data_ptr());
+    each_overlap(piece_of(copy.slice), copy.saved->piece, [&](int64_t mine, int64_t saved, int64_t count) {
+      std::memcpy(to + mine * width, from + saved * width, static_cast<size_t>(count * width));
     });
-    for (const auto& unit : store_.units()) unit->written();
   }
 
   const fs::path folder_;
@@ -250,13 +292,19 @@ class Loader {
   const Saved saved_;
   Files files_;
   std::vector<Copy> copies_;
-  std::set<const SavedSlice*> needed_;
+  std::map<const SavedSlice*, std::set<size_t>> needed_;  // and which of its checksums
+  uint64_t bytes_ = 0;                                    // read
 };
 
 }  // namespace
 
 LoadedCheckpoint load_checkpoint(const fs::path& folder, ParamStore& store, Optimizer* optimizer) {
-  return Loader(folder, store, optimizer).load();
+  std::optional<Loader> loader;
+  agree(store.mesh().all(), [&] {
+    loader.emplace(folder, store, optimizer);
+    loader->check();
+  });
+  return loader->write();
 }
 
 }  // namespace titanium

@@ -78,12 +78,14 @@ TEST(FailedSave, FileSizeLimitGivesAnErrorAndKeepsTheOlder) {
 }
 
 TEST(FailedSave, FullDiskGivesAnErrorAndKeepsTheOlder) {
-  const TempFolder folder;
-  const Result result = child("disk " + folder.path().string());
-  EXPECT_EQ(result.status, 0) << result.output;
-  if (result.output == "not permitted\n") return;  // the file size limit stands for it
-  EXPECT_SAYS(result.output, "failed\n");
-  EXPECT_SAYS(result.output, "worked\n");
+  for (const char* mode : {"disk ", "ranks "}) {
+    const TempFolder folder;
+    const Result result = child(mode + folder.path().string());
+    EXPECT_EQ(result.status, 0) << mode << result.output;
+    if (result.output == "not permitted\n") continue;  // the file size limit stands for it
+    EXPECT_SAYS(result.output, "failed\n");
+    EXPECT_SAYS(result.output, "worked\n");
+  }
 }
 
 }  // namespace

@@ -341,16 +341,16 @@ void cut(const fs::path& from, const fs::path& to, int64_t step) {
   std::map<std::pair<std::string, int64_t>, std::vector<TensorView>> files;  // (state, piece) -> tensors
   std::map<std::pair<std::string, int64_t>, std::vector<SavedSlice>> slices;
   for (const SavedSlice& slice : manifest.slices) {
-    for (int64_t at = 0, piece = 0; at < slice.end; at += step, ++piece) {
+    for (int64_t at = 0, piece = 0; at < slice.piece.end; at += step, ++piece) {
       TensorView view = sources[slice.file]->at(slice.weight);
-      const int64_t width = size_of(view.dtype), end = std::min(at + step, slice.end);
+      const int64_t width = size_of(view.dtype), end = std::min(at + step, slice.piece.end);
       view.data += at * width;
       view.nbytes = static_cast<uint64_t>((end - at) * width);
       view.shape = {end - at};
       SavedSlice part = slice;
-      part.begin = at;
-      part.end = end;
-      part.hash = Hash64::of({view.data, view.nbytes});
+      part.piece.begin = at;
+      part.piece.end = end;
+      part.hashes = {Hash64::of({view.data, view.nbytes})};
       files[{slice.state, piece}].push_back(view);
       slices[{slice.state, piece}].push_back(part);
     }
@@ -472,7 +472,8 @@ TEST(BadCheckpoints, LyingManifests) {
     expect_refused(other, path, part);
   };
   lie([](Json& m) { m["format"] = "something"; }, "manifest.json: is not a titanium checkpoint");
-  lie([](Json& m) { m["version"] = 2; }, "version 2, this program reads version 1");
+  lie([](Json& m) { m["version"] = 3; }, "version 3, this program reads versions 1 to 2");
+  lie([](Json& m) { m["version"] = 0; }, "version 0, this program reads versions 1 to 2");
   lie([](Json& m) { m["version"] = "1"; }, "'version' is \"1\"");
   lie([](Json& m) { m = Json::array(); }, "has no 'format'");
   for (const char* key : {"step", "optimizer", "train", "files", "slices"}) {
@@ -500,6 +501,11 @@ TEST(BadCheckpoints, LyingManifests) {
   lie([](Json& m) { m["slices"][0]["range"] = {0, 2001}; }, "range [0,2001] of a weight of 2000 elements");
   lie([](Json& m) { m["slices"][0]["range"] = {5, 5}; }, "range [5,5]");
   lie([](Json& m) { m["slices"][0]["range"] = {0}; }, "range [0]");
+  lie([](Json& m) { m["slices"][0]["columns"] = {0, 41}; }, "columns [0,41] of a weight of shape [50,40]");
+  lie([](Json& m) { m["slices"][0]["columns"] = {7, 7}; }, "columns [7,7]");
+  lie([](Json& m) { m["slices"][0]["columns"] = {-1, 7}; }, "'columns' is -1");
+  lie([](Json& m) { m["slices"][0]["columns"] = {0, 39}; }, "range [0,2000] of a weight of 1950 elements");
+  lie([](Json& m) { m["slices"][0]["xxh64"] = std::string(32, '0'); }, "expected 16 hex digits");
   lie([](Json& m) { m["slices"][0]["range"] = {0, 1999}; }, "the manifest says 1999 elements");
   lie([](Json& m) { m["slices"][0]["xxh64"] = "0000000000000000"; }, "its checksum differs");
   lie([](Json& m) { m["slices"].push_back(m["slices"][0]); }, "is saved twice from element 0 on");

@@ -3,10 +3,19 @@
 namespace titanium {
 
 Crew::Crew(int helpers) {
-  for (int i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+  try {
+    for (int i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+  } catch (...) {  // the system gives no more: those that run must not outlive us
+    stop();
+    throw;
+  }
 }
 
 Crew::~Crew() {
+  stop();
+}
+
+void Crew::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

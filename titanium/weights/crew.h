@@ -23,6 +23,7 @@ class Crew {
 
  private:
   void help();
+  void stop();  // ends the helpers
   void take_pieces(int64_t count, const std::function<void(int64_t)>& work);
 
   std::mutex mutex_;

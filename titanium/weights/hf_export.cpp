@@ -3,10 +3,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
+#include <optional>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
+#include "titanium/weights/patience.h"
+#include "titanium/weights/piece.h"
 #include "titanium/weights/scalar_type.h"
+#include "titanium/weights/shared_file.h"
 
 namespace titanium {
 namespace {
@@ -46,65 +52,93 @@ std::vector<std::string> files_in(const fs::path& folder) {
   return names;
 }
 
-// Whole weights out of this rank's slices, converted piece by piece.
-TensorSource source_of(const Weight& weight, std::vector<Slice> slices, Dtype dtype) {
-  TensorSource source;
-  source.spec = {weight.name(), dtype, weight.shape()};
-  source.produce = [slices = std::move(slices), dtype](const ByteSink& sink) {
-    std::vector<std::byte> buffer;
-    for (const Slice& slice : slices) {
-      const at::Tensor values = slice.of(slice.unit->shard());
-      const Dtype master = to_dtype(values.scalar_type());
-      const auto* data = static_cast<const std::byte*>(values.const_data_ptr());
-      for (int64_t at = 0; at < values.numel(); at += kPiece) {
-        const int64_t count = std::min(kPiece, values.numel() - at);
-        const std::byte* from = data + at * size_of(master);
-        if (master == dtype) {
-          sink({from, static_cast<size_t>(count * size_of(master))});
-          continue;
-        }
-        buffer.resize(static_cast<size_t>(count * size_of(dtype)));
-        convert(from, master, buffer.data(), dtype, count);
-        sink(buffer);
-      }
-    }
-  };
-  return source;
-}
+// The weights' files: what is in them, and where.
+struct Files {
+  std::vector<const Weight*> weights;
+  std::vector<TensorSpec> specs;  // of the weights
+  std::vector<HfFile> files;
+  std::vector<std::string> heads;  // of the files
+};
 
-std::vector<TensorSource> sources_of(const ParamStore& store, std::optional<Dtype> dtype) {
-  std::map<const Weight*, std::vector<Slice>> slices;
-  for (const Slice& slice : store.slices()) slices[slice.weight].push_back(slice);
-  std::vector<TensorSource> sources;
+Files lay_out(const ParamStore& store, const HfExportOptions& options) {
+  Files all;
   for (const auto& weight : store.table().weights()) {
-    const auto& own = slices[weight.get()];
-    int64_t covered = 0;
-    for (const Slice& slice : own) covered += slice.end - slice.begin;
-    if (covered != weight->numel()) {
-      throw Bug("export of '{}': this rank holds {} of {} elements", weight->name(), covered,
-                weight->numel());
-    }
-    sources.push_back(source_of(*weight, own, dtype.value_or(to_dtype(weight->unit().dtypes().param))));
+    const Dtype dtype = options.dtype.value_or(to_dtype(weight->unit().dtypes().param));
+    all.weights.push_back(weight.get());
+    all.specs.push_back({weight->name(), dtype, weight->shape()});
   }
-  return sources;
+  all.files = lay_out_hf_files(all.specs, options.max_shard_bytes);
+  for (const HfFile& file : all.files) {
+    std::vector<TensorSpec> specs;
+    for (const size_t i : file.tensors) specs.push_back(all.specs[i]);
+    all.heads.push_back(safetensors_header(specs, HfWriteOptions{}.metadata));
+  }
+  return all;
 }
 
-void write_folder(const ParamStore& store, Json config, const fs::path& folder,
-                  const HfExportOptions& options) {
+// A slice, converted piece by piece, to where its runs lie in a tensor that begins at byte `at`.
+void write_slice(SharedFile& file, const Slice& slice, Dtype dtype, uint64_t at) {
+  std::vector<std::byte> buffer;
+  for (const Slice& part : parts_of(slice, kPiece)) {
+    const at::Tensor values = part.of(part.unit->shard()).cpu();
+    const Dtype master = to_dtype(values.scalar_type());
+    const auto* bytes = static_cast<const std::byte*>(values.const_data_ptr());
+    if (master != dtype) {
+      buffer.resize(static_cast<size_t>(part.count() * size_of(dtype)));
+      convert(bytes, master, buffer.data(), dtype, part.count());
+      bytes = buffer.data();
+    }
+    const int64_t width = size_of(dtype);
+    part.each_run([&](const Slice::Run& run) {
+      file.write({bytes + run.begin * width, static_cast<size_t>(run.count * width)},
+                 at + static_cast<uint64_t>(run.global * width));
+    });
+  }
+}
+
+// What this rank owns, in every file.
+void write_slices(const ParamStore& store, const Files& all, const fs::path& folder, bool fsync,
+                  const std::atomic<bool>& lost) {
+  if (store.mesh().at().dp_replicate != 0) return;  // the first copy writes
+  std::map<const Weight*, Slice> slices;
+  for (const Slice& slice : store.slices()) slices.emplace(slice.weight, slice);
+  for (size_t i = 0; i < all.files.size(); ++i) {
+    std::optional<SharedFile> file;
+    uint64_t at = all.heads[i].size();
+    for (const size_t tensor : all.files[i].tensors) {
+      const TensorSpec& spec = all.specs[tensor];
+      if (const auto own = slices.find(all.weights[tensor]); own != slices.end()) {
+        if (lost) throw RankLost("another rank is lost, so the export ends");
+        if (!file) file.emplace(folder / all.files[i].name);
+        write_slice(*file, own->second, spec.dtype, at);
+      }
+      at += spec.nbytes();
+    }
+    if (file && fsync) file->sync();
+  }
+}
+
+void make_files(const Files& all, const fs::path& folder, bool fsync) {
   std::error_code error;
   fs::create_directories(folder, error);
   check(error, folder, "cannot be made");
-  const std::vector<TensorSource> sources = sources_of(store, options.dtype);
-  HfWriteOptions write;
-  write.max_shard_bytes = options.max_shard_bytes;
-  write.fsync = options.fsync;
-  write_hf_tensors(folder, sources, write);
+  for (size_t i = 0; i < all.files.size(); ++i) {
+    uint64_t size = all.heads[i].size();
+    for (const size_t tensor : all.files[i].tensors) size += all.specs[tensor].nbytes();
+    SharedFile::create(folder / all.files[i].name, all.heads[i], size, fsync);
+  }
+}
+
+// Everything of the folder but the weights.
+void write_rest(const Files& all, Json config, const fs::path& folder, const HfExportOptions& options) {
+  write_hf_index(folder, all.specs, all.files);
   // transformers reads the dtype to load in from here: `dtype` since 5.0, `torch_dtype` before.
-  if (!sources.empty()) {
-    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = torch_name(sources.front().spec.dtype);
+  if (!all.specs.empty()) {
+    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = torch_name(all.specs.front().dtype);
   }
   export_hf_config(config, folder, options.tokenizer_from);
   if (options.chat_template) {
+    std::error_code error;
     fs::remove(folder / "chat_template.json", error);
     check(error, folder / "chat_template.json", "cannot be removed");
     write_file(folder / kTemplate, *options.chat_template);
@@ -155,6 +189,28 @@ bool must_replace(const fs::path& target, const HfExportOptions& options) {
   return true;
 }
 
+// What a kill between the two renames of put_in_place() left.
+void put_back(const fs::path& target) {
+  const fs::path replaced = replaced_of(target);
+  std::error_code error;
+  if (fs::exists(target, error) || !fs::exists(replaced / "config.json", error)) return;
+  fs::rename(replaced, target, error);
+  check(error, replaced, "cannot be put back");
+}
+
+void put_in_place(const fs::path& partial, const fs::path& target, bool there) {
+  const fs::path replaced = replaced_of(target);
+  std::error_code error;
+  if (there) {
+    fs::remove_all(replaced, error);
+    check(error, replaced, "cannot be removed");
+    fs::rename(target, replaced, error);
+    check(error, target, "cannot be moved away");
+  }
+  fs::rename(partial, target, error);
+  check(error, target, "cannot be put in place");
+}
+
 }  // namespace
 
 void check_hf_export(const fs::path& folder, const HfExportOptions& options) {
@@ -186,36 +242,49 @@ void export_hf(const ParamStore& store, const Json& config, const fs::path& fold
     throw BadConfig("export dtype {}: allowed: float32, bfloat16, float16, float64",
                     torch_name(*options.dtype));
   }
+  const Group& ranks = store.mesh().all();
+  const bool first = store.mesh().rank() == 0;
   const fs::path target = target_of(folder), replaced = replaced_of(target);
   fs::path partial = target;
   partial += ".partial";
-  std::error_code error;
-  if (!fs::exists(target, error) && fs::exists(replaced / "config.json", error)) {
-    fs::rename(replaced, target, error);  // a kill came between the two renames below
-    check(error, replaced, "cannot be put back");
-  }
-  const bool there = must_replace(target, options);
-  fs::remove_all(partial, error);
-  check(error, partial, "an interrupted export cannot be removed");
+  bool there = false;
+  Files files;
+  agree(ranks, [&] {
+    files = lay_out(store, options);
+    if (!first) return;
+    put_back(target);
+    there = must_replace(target, options);
+    std::error_code error;
+    fs::remove_all(partial, error);
+    check(error, partial, "an interrupted export cannot be removed");
+  });
   try {
-    write_folder(store, config, partial, options);
-    if (there) {
-      fs::remove_all(replaced, error);
-      check(error, replaced, "cannot be removed");
-      fs::rename(target, replaced, error);
-      check(error, target, "cannot be moved away");
-    }
-    fs::rename(partial, target, error);
-    check(error, target, "cannot be put in place");
+    agree(ranks, [&] {
+      if (first) make_files(files, partial, options.fsync);
+    });
+    agree_patiently(ranks, [&](const std::atomic<bool>& lost) {
+      write_slices(store, files, partial, options.fsync, lost);
+    });
+    agree(ranks, [&] {
+      if (!first) return;
+      write_rest(files, config, partial, options);
+      put_in_place(partial, target, there);
+    });
   } catch (...) {
     std::error_code ignored;
-    fs::remove_all(partial, ignored);
-    if (there && !fs::exists(target, ignored)) fs::rename(replaced, target, ignored);
+    if (first) {
+      fs::remove_all(partial, ignored);
+      if (there && !fs::exists(target, ignored)) fs::rename(replaced, target, ignored);
+    }
     throw;
   }
-  if (options.fsync) sync_folder(target.has_parent_path() ? target.parent_path() : fs::path("."));
-  if (there) fs::remove_all(replaced, error);
-  check(error, replaced, "the export is complete, but the older one cannot be removed");
+  agree(ranks, [&] {
+    if (!first) return;
+    if (options.fsync) sync_folder(target.has_parent_path() ? target.parent_path() : fs::path("."));
+    std::error_code error;
+    if (there) fs::remove_all(replaced, error);
+    check(error, replaced, "the export is complete, but the older one cannot be removed");
+  });
 }
 
 }  // namespace titanium

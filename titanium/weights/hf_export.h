@@ -28,10 +28,11 @@ struct HfExportOptions {
 void check_hf_export(const std::filesystem::path& folder, const HfExportOptions& options);
 
 // Writes safetensors (and an index where there are several files), `config` as config.json with its dtype key
-// set to what was written, and the tokenizer's files.  One tensor at a time is in memory.  A tied weight is
-// written once, under its own name.  The folder is written aside and renamed: after a BadCheckpoint (exists
-// already, disk refuses) there is no new folder and the old one is whole.  What a killed export moved away is
-// put back first.
+// set to what was written, and the tokenizer's files.  Called by all ranks of the store's mesh: each writes
+// what it owns to its place in the files, a few MB of it in memory at a time, into one folder that all share;
+// the bytes are those that one rank writes.  A tied weight is written once, under its own name.  The folder
+// is written aside and renamed: after a BadCheckpoint (exists already, disk refuses; the same on all ranks)
+// there is no new folder and the old one is whole.  What a killed export moved away is put back first.
 void export_hf(const ParamStore& store, const Json& config, const std::filesystem::path& folder,
                const HfExportOptions& options = {});
 

@@ -5,10 +5,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <optional>
 #include <set>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
+#include "titanium/weights/piece.h"
 #include "titanium/weights/scalar_type.h"
 
 namespace titanium {
@@ -48,9 +54,13 @@ void check(const HfTensors& tensors, const TensorView& view, const Weight& weigh
   }
 }
 
-// The tensor of the files that fills a weight; null where there is none and need not be.
-const TensorView* source_of(const HfTensors& tensors, const Weight& weight, const ParamStore& store,
-                            const HfLoadOptions& options, std::set<std::string>& used) {
+// The tensor of the files that fills a weight, and one of another name that must be the same; null where
+// there is none and need not be.
+struct Source {
+  const TensorView *view = nullptr, *twin = nullptr;
+};
+Source source_of(const HfTensors& tensors, const Weight& weight, const ParamStore& store,
+                 const HfLoadOptions& options, std::set<std::string>& used) {
   const TensorView* own = tensors.find(weight.name());
   for (const auto& [name, of] : options.other_names) {
     if (own == nullptr && of == weight.name()) own = tensors.find(name);
@@ -64,93 +74,139 @@ const TensorView* source_of(const HfTensors& tensors, const Weight& weight, cons
   }
   if (own == nullptr && other == nullptr) {
     if (std::find(options.optional.begin(), options.optional.end(), weight.name()) != options.optional.end())
-      return nullptr;
+      return {};
     throw BadCheckpoint("{}: tensor '{}'{} is missing; the model's config.json wants it with shape [{}]",
                         first_file(tensors), weight.name(), alias ? fmt::format(" (or '{}')", *alias) : "",
                         fmt::join(weight.shape(), ", "));
   }
-  if (own != nullptr && other != nullptr &&
-      (own->dtype != other->dtype || std::memcmp(own->data, other->data, own->nbytes) != 0)) {
-    throw BadCheckpoint(
-        "{}: '{}' and '{}' are one weight (tie_word_embeddings), but the files hold two that differ",
-        file_of(tensors, *other), own->name, other->name);
-  }
-  return own != nullptr ? own : other;
+  return own != nullptr ? Source{own, other} : Source{other, nullptr};
 }
+
+// `work` for every piece, by all threads.
+void each_piece(const std::vector<Slice>& pieces, const std::function<void(size_t)>& work) {
+  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) work(static_cast<size_t>(i));
+  });
+}
+
+class Loader {
+ public:
+  Loader(const HfTensors& tensors, ParamStore& store, const HfLoadOptions& options)
+      : tensors_(tensors), store_(store), options_(options) {}
+
+  void check_all() {
+    store_.check_free();
+    find_sources();
+    refuse_unexpected();
+    for (const Slice& slice : store_.slices()) {
+      const Source& source = sources_.at(slice.weight);
+      if (source.view == nullptr) continue;
+      if (source.twin != nullptr) compare(slice, source);
+      const std::vector<Slice> pieces = parts_of(slice, kPiece);
+      pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
+      report_.bytes += static_cast<uint64_t>(slice.count() * size_of(source.view->dtype));
+    }
+  }
+
+  HfLoadReport write() {
+    std::set<Unit*> units;  // of every rank, so also those of which this one owns nothing
+    for (const auto& [weight, source] : sources_) {
+      if (source.view != nullptr && units.insert(&weight->unit()).second) store_.before_write(weight->unit());
+    }
+    each_piece(pieces_, [&](size_t i) { fill(pieces_[i]); });
+    for (Unit* unit : units) unit->written();
+    return std::move(report_);
+  }
+
+ private:
+  void find_sources() {
+    std::set<Dtype> stored;
+    for (const auto& weight : store_.table().weights()) {
+      const Source source = source_of(tensors_, *weight, store_, options_, used_);
+      sources_[weight.get()] = source;
+      if (source.view == nullptr) {
+        report_.missing.push_back(weight->name());
+        continue;
+      }
+      stored.insert(source.view->dtype);
+      ++report_.tensors;
+    }
+    report_.stored.assign(stored.begin(), stored.end());
+  }
+
+  void refuse_unexpected() {
+    for (const std::string& tensor : tensors_.names()) {
+      if (used_.count(tensor)) continue;
+      const bool harmless = std::any_of(options_.ignored_endings.begin(), options_.ignored_endings.end(),
+                                        [&](const std::string& ending) { return tensor.ends_with(ending); });
+      if (!harmless) {
+        const TensorView& view = tensors_.at(tensor);
+        throw BadCheckpoint(
+            "{}: tensor '{}' of shape [{}] is unexpected: the model of config.json has no such weight",
+            file_of(tensors_, view), tensor, fmt::join(view.shape, ", "));
+      }
+      report_.ignored.push_back(tensor);
+    }
+  }
+
+  // This rank's part of both: the others compare theirs.
+  void compare(const Slice& slice, const Source& source) {
+    const auto& [own, other] = source;
+    const int64_t width = size_of(own->dtype);
+    std::atomic<bool> differ = own->dtype != other->dtype;
+    const std::vector<Slice> pieces = parts_of(slice, kPiece);
+    each_piece(pieces, [&](size_t i) {
+      pieces[i].each_run([&](const Slice::Run& run) {
+        if (differ) return;
+        const int64_t at = run.global * width, bytes = run.count * width;
+        if (std::memcmp(own->data + at, other->data + at, static_cast<size_t>(bytes)) != 0) differ = true;
+      });
+    });
+    if (differ) {
+      throw BadCheckpoint(
+          "{}: '{}' and '{}' are one weight (tie_word_embeddings), but the files hold two that differ",
+          file_of(tensors_, *other), own->name, other->name);
+    }
+    report_.bytes += static_cast<uint64_t>(slice.count() * width);
+  }
+
+  void fill(const Slice& piece) const {
+    const TensorView& view = *sources_.at(piece.weight).view;
+    const at::Tensor target = piece.of(piece.unit->shard());
+    const Dtype master = to_dtype(target.scalar_type());
+    auto* to = static_cast<std::byte*>(target.data_ptr());
+    piece.each_run([&](const Slice::Run& run) {
+      const std::byte* from = view.data + run.global * size_of(view.dtype);
+      std::byte* at = to + run.begin * size_of(master);
+      if (view.dtype == master) {
+        std::memcpy(at, from, static_cast<size_t>(run.count * size_of(master)));
+      } else {
+        convert(from, view.dtype, at, master, run.count);
+      }
+    });
+  }
+
+  const HfTensors& tensors_;
+  ParamStore& store_;
+  const HfLoadOptions& options_;
+  std::map<const Weight*, Source> sources_;
+  std::set<std::string> used_;  // tensors of the files
+  std::vector<Slice> pieces_;
+  HfLoadReport report_;
+};
 
 }  // namespace
 
 HfLoadReport load_hf(const HfTensors& tensors, ParamStore& store, const HfLoadOptions& options) {
-  // All checks first: a checkpoint that cannot be used leaves the masters as they are.
-  HfLoadReport report;
-  std::set<std::string> used;
-  std::set<Dtype> stored;
-  std::vector<std::pair<const Weight*, const TensorView*>> sources;
-  for (const auto& weight : store.table().weights()) {
-    const TensorView* view = source_of(tensors, *weight, store, options, used);
-    sources.emplace_back(weight.get(), view);
-    if (view == nullptr) {
-      report.missing.push_back(weight->name());
-    } else {
-      stored.insert(view->dtype);
-    }
-  }
-  for (const std::string& tensor : tensors.names()) {
-    if (used.count(tensor)) continue;
-    const bool harmless = std::any_of(options.ignored_endings.begin(), options.ignored_endings.end(),
-                                      [&](const std::string& ending) { return tensor.ends_with(ending); });
-    if (!harmless) {
-      const TensorView& view = tensors.at(tensor);
-      throw BadCheckpoint(
-          "{}: tensor '{}' of shape [{}] is unexpected: the model of config.json has no such weight",
-          file_of(tensors, view), tensor, fmt::join(view.shape, ", "));
-    }
-    report.ignored.push_back(tensor);
-  }
-  report.stored.assign(stored.begin(), stored.end());
-
-  struct Piece {
-    const std::byte* from;
-    Dtype stored;
-    std::byte* to;
-    Dtype master;
-    int64_t count;
-  };
-  std::vector<Piece> pieces;
-  std::set<Unit*> units;
-  for (const Slice& slice : store.slices()) {
-    const TensorView* view = std::find_if(sources.begin(), sources.end(), [&](const auto& s) {
-                               return s.first == slice.weight;
-                             })->second;
-    if (view == nullptr) continue;
-    const at::Tensor target = slice.of(slice.unit->shard());
-    const Dtype master = to_dtype(target.scalar_type());
-    auto* to = static_cast<std::byte*>(target.data_ptr());
-    for (int64_t at = slice.begin; at < slice.end; at += kPiece) {
-      pieces.push_back({view->data + at * size_of(view->dtype), view->dtype,
-                        to + (at - slice.begin) * size_of(master), master, std::min(kPiece, slice.end - at)});
-    }
-    report.bytes += static_cast<uint64_t>((slice.end - slice.begin) * size_of(view->dtype));
-    ++report.tensors;
-    units.insert(slice.unit);
-  }
-  for (Unit* unit : units) store.before_write(*unit);
-  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i) {
-      const Piece& p = pieces[i];
-      if (p.stored == p.master) {
-        std::memcpy(p.to, p.from, static_cast<size_t>(p.count * size_of(p.master)));
-      } else {
-        convert(p.from, p.stored, p.to, p.master, p.count);
-      }
-    }
-  });
-  for (Unit* unit : units) unit->written();
-  return report;
+  Loader loader(tensors, store, options);
+  agree(store.mesh().all(), [&] { loader.check_all(); });
+  return loader.write();
 }
 
 HfLoadReport load_hf(const std::filesystem::path& folder, ParamStore& store, const HfLoadOptions& options) {
-  return load_hf(HfTensors(folder), store, options);
+  std::optional<HfTensors> tensors;
+  agree(store.mesh().all(), [&] { tensors.emplace(folder); });
+  return load_hf(*tensors, store, options);
 }
 
 }  // namespace titanium

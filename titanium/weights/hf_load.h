@@ -25,17 +25,18 @@ struct HfLoadOptions {
 };
 
 struct HfLoadReport {
-  int64_t tensors = 0;               // weights read
-  uint64_t bytes = 0;                // read from the files, by this rank
+  int64_t tensors = 0;               // weights read, by all ranks together
+  uint64_t bytes = 0;                // read from the files by this rank; the rest is the same on all ranks
   std::vector<std::string> ignored;  // tensors of the files that were not used, by name
   std::vector<std::string> missing;  // weights that stayed as they were (HfLoadOptions::optional)
   std::vector<Dtype> stored;         // the dtypes of the weights in the files, each once
 };
 
-// Reads this rank's slices and nothing else of the files, converts F32, BF16, F16 or F64 to the masters'
-// dtype.  BadCheckpoint for a tensor that is missing, unexpected, of another shape or of a dtype that is no
-// float, and for two names of a tied weight whose bytes differ; it names tensor, file and both shapes.
-// Everything is checked before the first master is written.
+// Called by all ranks of the store's mesh.  Each reads its own slices and nothing else of the files, converts
+// F32, BF16, F16 or F64 to the masters' dtype.  BadCheckpoint, the same on all ranks, for a tensor that is
+// missing, unexpected, of another shape or of a dtype that is no float, and for two names of a tied weight
+// whose bytes differ; it names tensor, file and both shapes. Everything is checked, by every rank, before the
+// first master is written.
 HfLoadReport load_hf(const HfTensors& tensors, ParamStore& store, const HfLoadOptions& options = {});
 HfLoadReport load_hf(const std::filesystem::path& folder, ParamStore& store,
                      const HfLoadOptions& options = {});

@@ -84,6 +84,7 @@ struct WeightReceiver::State {
   std::unique_ptr<ReceiveTarget> target;
   std::optional<Open> open;
 
+  std::optional<ReceiveReport> take(const StreamMessage& message);
   void begin(const StreamMessage& message);
   void bucket(const StreamMessage& message);
   ReceiveReport end(const StreamMessage& message);
@@ -202,43 +203,43 @@ WeightReceiver::WeightReceiver(WeightReceiver&&) noexcept = default;
 WeightReceiver& WeightReceiver::operator=(WeightReceiver&&) noexcept = default;
 WeightReceiver::~WeightReceiver() = default;
 
-std::optional<ReceiveReport> WeightReceiver::take(std::span<const std::byte> bytes) {
-  State& s = *state_;
-  try {
-    const StreamMessage message = decode_stream_message(bytes);
-    if (message.kind == StreamMessage::Kind::kBegin) {
-      s.begin(message);
-      return std::nullopt;
-    }
-    if (!s.open)
-      throw BadData("message {} of a stream of weights (version {}) comes before its begin", message.index,
-                    message.version);
-    if (message.version != s.open->version || message.index != s.open->next) {
-      throw BadData(
-          "message {} of version {} of a stream of weights comes where message {} of version {} should",
-          message.index, message.version, s.open->next, s.open->version);
-    }
-    if (message.kind == StreamMessage::Kind::kEnd) return s.end(message);
-    s.bucket(message);
-    ++s.open->next;
+std::optional<ReceiveReport> WeightReceiver::State::take(const StreamMessage& message) {
+  if (message.kind == StreamMessage::Kind::kBegin) {
+    begin(message);
     return std::nullopt;
+  }
+  if (!open)
+    throw BadData("message {} of a stream of weights (version {}) comes before its begin", message.index,
+                  message.version);
+  if (message.version != open->version || message.index != open->next) {
+    throw BadData(
+        "message {} of version {} of a stream of weights comes where message {} of version {} should",
+        message.index, message.version, open->next, open->version);
+  }
+  if (message.kind == StreamMessage::Kind::kEnd) return end(message);
+  bucket(message);
+  ++open->next;
+  return std::nullopt;
+}
+
+std::optional<ReceiveReport> WeightReceiver::take(std::span<const std::byte> bytes) {
+  try {
+    return state_->take(decode_stream_message(bytes));
   } catch (...) {
-    s.drop();
+    state_->drop();
     throw;
   }
 }
 
 ReceiveReport WeightReceiver::take_all(BucketStream stream) {
-  const auto text = [](const std::string& message) { return std::as_bytes(std::span(message)); };
-  take(text(begin_message(stream.header())));
-  std::vector<std::byte> message;
-  while (const auto bucket = stream.next()) {
-    const std::string head = bucket_message_head(stream.header(), *bucket);
-    message.assign(text(head).begin(), text(head).end());
-    message.insert(message.end(), bucket->bytes.begin(), bucket->bytes.end());
-    take(message);
+  try {
+    state_->take(begin_of(stream.header()));
+    while (const auto bucket = stream.next()) state_->take(bucket_of(stream.header(), *bucket));
+    return *state_->take(end_of(stream.header(), stream.checksum()));
+  } catch (...) {  // an error of the sender too
+    state_->drop();
+    throw;
   }
-  return *take(text(end_message(stream.header(), stream.checksum())));
 }
 
 std::optional<int64_t> WeightReceiver::version() const {

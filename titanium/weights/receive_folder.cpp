@@ -41,6 +41,14 @@ std::string stem_of(const std::string& file) {
   return versioned ? stem.substr(0, mark) : stem;
 }
 
+bool holds(const fs::path& path, const std::string& text) {
+  try {
+    return read_file(path) == text;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // A file of the folder, written anew aside: the layout is the old file's, tensors come in any order.
 class NewFile {
  public:
@@ -186,6 +194,7 @@ class FolderTarget final : public ReceiveTarget {
     Json index = index_;
     index["metadata"][kVersion] = std::to_string(version);
     for (const auto& [name, file] : file_of_) index["weight_map"][name] = file->path().filename().string();
+    const std::string text = index.dump(2) + "\n";
     std::vector<fs::path> placed;
     try {
       for (const auto& file : files_) {
@@ -193,10 +202,12 @@ class FolderTarget final : public ReceiveTarget {
         placed.push_back(file->path());
       }
       if (fsync_) sync_folder(folder_);
-      write_file(folder_ / kIndex, index.dump(2) + "\n");  // from here the new files count
+      write_file(folder_ / kIndex, text);  // from its rename the new files count, whatever fails
     } catch (...) {
       std::error_code ignored;
-      for (const fs::path& path : placed) fs::remove(path, ignored);
+      if (!holds(folder_ / kIndex, text)) {
+        for (const fs::path& path : placed) fs::remove(path, ignored);
+      }
       throw;
     }
     index_ = std::move(index);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -256,6 +257,41 @@ TEST(Receive, ABrokenStreamLeavesTheFolderAsItWas) {
     expect_same(pair.here(), pair.want());
     EXPECT_EQ(files_of(pair.here()).size(), before.size());
   }
+}
+
+// In one process nothing is encoded; what a receiver sees is the same.
+TEST(Receive, MessagesWithoutBytesAreThoseThatDecodingGives) {
+  ModelStore model(kModels / "llama_tied");
+  const SyncOptions options{
+      .keep_fp32 = {"model.norm.weight"}, .tied_head = true, .bucket_bytes = 50000, .version = 3};
+  const auto messages = messages_of(BucketStream(*model.store, options));
+  BucketStream stream(*model.store, options);
+  size_t next = 0;
+  const auto expect_equal = [&](const StreamMessage& made) {
+    const StreamMessage decoded = decode_stream_message(std::as_bytes(std::span(messages.at(next++))));
+    EXPECT_EQ(made.kind, decoded.kind);
+    EXPECT_EQ(made.version, decoded.version);
+    EXPECT_EQ(made.index, decoded.index);
+    EXPECT_EQ(made.header.buckets, decoded.header.buckets);
+    EXPECT_EQ(made.header.bytes, decoded.header.bytes);
+    EXPECT_EQ(made.header.tensors.size(), decoded.header.tensors.size());
+    EXPECT_EQ(made.checksum, decoded.checksum);
+    EXPECT_EQ(made.checksums, decoded.checksums);
+    ASSERT_EQ(made.tensors.size(), decoded.tensors.size());
+    for (const TensorView& tensor : made.tensors) {
+      const auto same = std::find_if(decoded.tensors.begin(), decoded.tensors.end(),
+                                     [&](const TensorView& t) { return t.name == tensor.name; });
+      ASSERT_NE(same, decoded.tensors.end()) << tensor.name;
+      EXPECT_EQ(tensor.dtype, same->dtype);
+      EXPECT_EQ(tensor.shape, same->shape);
+      ASSERT_EQ(tensor.nbytes, same->nbytes);
+      EXPECT_EQ(std::memcmp(tensor.data, same->data, tensor.nbytes), 0) << tensor.name;
+    }
+  };
+  expect_equal(begin_of(stream.header()));
+  while (const auto bucket = stream.next()) expect_equal(bucket_of(stream.header(), *bucket));
+  expect_equal(end_of(stream.header(), stream.checksum()));
+  EXPECT_EQ(next, messages.size());
 }
 
 TEST(Receive, AnAnnouncedTensorMustCome) {

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/formats/safetensors.h"
 #include "titanium/weights/checkpoint_folder.h"
 #include "titanium/weights/hash.h"
+#include "titanium/weights/patience.h"
 #include "titanium/weights/scalar_type.h"
 
 namespace titanium {
@@ -17,22 +20,35 @@ namespace {
 namespace fs = std::filesystem;
 
 // Bytes taken from a live tensor at a time: they stay in the core's cache between copy, hash and write, and
-// an update never waits for more than this copy.
-constexpr int64_t kPiece = 1 << 20;
+// an update never waits for more than this copy.  And what one checksum is of.
+constexpr int64_t kPiece = Manifest::kHashed;
 
 Metadata metadata_of(const Manifest& manifest) {
   return {{"format", "pt"}, {"step", std::to_string(manifest.step)}};
 }
 
+// Whatever else goes wrong in a save is a BadCheckpoint too.
+void as_checkpoint(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw BadCheckpoint("the checkpoint could not be saved: {}", e.what());
+  }
+}
+
 }  // namespace
 
 SaveJob::SaveJob(const ParamStore& store, const Optimizer* optimizer, int64_t step, Json train,
-                 const CheckpointOptions& options)
-    : options_(options), piece_(kPiece) {
+                 const CheckpointOptions& options, Group ranks)
+    : options_(options), ranks_(std::move(ranks)), piece_(kPiece) {
   manifest_.step = step;
   manifest_.train = std::move(train);
   std::map<const Unit*, std::vector<Slice>> slices;
-  for (const Slice& slice : store.slices()) slices[slice.unit].push_back(slice);
+  if (store.mesh().at().dp_replicate == 0) {  // the other copies own the same
+    for (const Slice& slice : store.slices()) slices[slice.unit].push_back(slice);
+  }
   for (const auto& unit : store.units()) {
     UnitWork& work = work_.emplace_back();
     work.unit = unit.get();
@@ -87,45 +103,107 @@ void SaveJob::before_write(const Unit& unit) {
   work.copied = true;
 }
 
-void SaveJob::run() {
-  const fs::path partial = options_.folder / (checkpoint_name(manifest_.step) + ".partial");
+void SaveJob::run(const std::string& refused) {
+  std::exception_ptr error;
   try {
-    stage("files");
-    make_checkpoint_folder(options_.folder);
-    clean_wrecks(options_.folder);
-    make_checkpoint_folder(partial);
-    write_files(partial);
-    stage("manifest");
-    write_manifest(partial, manifest_);
-    stage("complete");
-    mark_complete(partial);
-    stage("rename");
-    put_in_place(partial);
-    stage("prune");
-    keep_latest(options_.folder, options_.keep_latest_k, manifest_.step);
+    save(refused);
   } catch (...) {
-    // What was written is of no use, and its space may be what a full disk lacks.
-    for (File& file : files_) file.writer.reset();
-    std::error_code ignored;
-    fs::remove_all(partial, ignored);
+    error = std::current_exception();
+  }
+  {
     const std::lock_guard lock(mutex_);
     finished_ = true;
     changed_.notify_all();
-    throw;
   }
-  const std::lock_guard lock(mutex_);
-  finished_ = true;
-  changed_.notify_all();
+  if (error) std::rethrow_exception(error);
 }
 
-void SaveJob::write_files(const fs::path& partial) {
+void SaveJob::save(const std::string& refused) {
+  const bool first = ranks_.rank() == 0;
+  const fs::path partial = options_.folder / (checkpoint_name(manifest_.step) + ".partial");
+  std::string mine;
+  try {
+    agree(ranks_, [&] {
+      as_checkpoint([&] {
+        stage("files");
+        if (!refused.empty()) throw BadCheckpoint("{}: {}", partial.string(), refused);
+        if (!first) return;
+        make_checkpoint_folder(options_.folder);
+        clean_wrecks(options_.folder);
+        make_checkpoint_folder(partial);
+      });
+    });
+    agree_patiently(ranks_, [&](const std::atomic<bool>& lost) {
+      try {
+        as_checkpoint([&] { write_files(partial, lost); });
+      } catch (...) {
+        for (File& file : files_) file.writer.reset();
+        throw;
+      }
+      if (ranks_.size() > 1) mine = for_rank_0();
+    });
+    const std::vector<std::string> all = ranks_.exchange(mine);
+    agree(ranks_, [&] {
+      if (first) as_checkpoint([&] { finish(partial, all); });
+    });
+  } catch (const RankLost&) {
+    throw;  // others may still write there; the next save clears it away
+  } catch (...) {
+    // What was written is of no use, and its space may be what a full disk lacks.
+    std::error_code ignored;
+    if (first) fs::remove_all(partial, ignored);
+    throw;
+  }
+}
+
+std::string SaveJob::for_rank_0() const {
+  return Json{{"step", manifest_.step},
+              {"optimizer", manifest_.optimizer},
+              {"updates", manifest_.updates},
+              {"saved", saved_text(manifest_)}}
+      .dump();
+}
+
+// On rank 0: from files of all ranks, and what each says of them, to a checkpoint.
+void SaveJob::finish(const fs::path& partial, const std::vector<std::string>& all) {
+  stage("manifest");
+  if (all.size() > 1) add_files_of_others(partial, all);
+  write_manifest(partial, manifest_);
+  stage("complete");
+  mark_complete(partial);
+  stage("rename");
+  put_in_place(partial);
+  stage("prune");
+  keep_latest(options_.folder, options_.keep_latest_k, manifest_.step);
+}
+
+void SaveJob::add_files_of_others(const fs::path& partial, const std::vector<std::string>& all) {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const Json other = Json::parse(all[rank]);
+    if (other.at("step") != manifest_.step || other.at("optimizer") != manifest_.optimizer ||
+        other.at("updates") != manifest_.updates) {
+      throw Bug("{}: rank {} saves step {} ({}, {} updates), rank 0 step {} ({}, {} updates)",
+                partial.string(), rank, other.at("step").dump(), other.at("optimizer").dump(),
+                other.at("updates").dump(), manifest_.step, manifest_.optimizer, manifest_.updates);
+    }
+    add_saved(other.at("saved").get<std::string>(), manifest_);
+  }
+  try {
+    check_files(partial, manifest_);
+  } catch (const BadCheckpoint& error) {
+    throw BadCheckpoint("{} (the folder must be one that all ranks share)", error.what());
+  }
+}
+
+void SaveJob::write_files(const fs::path& partial, const std::atomic<bool>& lost) {
+  if (!files_.empty()) make_checkpoint_folder(partial);  // where rank 0's is not seen yet
   for (File& file : files_) {
     file.writer =
         std::make_unique<SafetensorsWriter>(partial / file.saved.name, file.specs, metadata_of(manifest_));
   }
   for (UnitWork& work : work_) {
     stage("unit " + work.unit->name());
-    write_unit(work);
+    write_unit(work, lost);
   }
   for (File& file : files_) {
     stage("close " + file.saved.name);
@@ -139,13 +217,13 @@ void SaveJob::write_files(const fs::path& partial) {
   }
 }
 
-void SaveJob::write_unit(UnitWork& work) {
+void SaveJob::write_unit(UnitWork& work, const std::atomic<bool>& lost) {
   for (Part& part : work.parts) {
     for (const Slice& slice : part.slices) {
-      const uint64_t hash = write_slice(work, part, slice);
+      std::vector<uint64_t> hashes = write_slice(work, part, slice, lost);
       manifest_.slices.push_back({slice.weight->name(), files_[part.file].state, part.file,
-                                  to_dtype(part.live.scalar_type()), slice.weight->shape(), slice.begin,
-                                  slice.end, hash});
+                                  to_dtype(part.live.scalar_type()), slice.weight->shape(), piece_of(slice),
+                                  std::move(hashes)});
     }
   }
   const std::lock_guard lock(mutex_);
@@ -157,11 +235,13 @@ void SaveJob::write_unit(UnitWork& work) {
   changed_.notify_all();
 }
 
-uint64_t SaveJob::write_slice(UnitWork& work, Part& part, const Slice& slice) {
-  Hash64 hash;
+std::vector<uint64_t> SaveJob::write_slice(UnitWork& work, Part& part, const Slice& slice,
+                                           const std::atomic<bool>& lost) {
+  std::vector<uint64_t> hashes;
   const auto width = static_cast<int64_t>(part.live.element_size());
   const int64_t end = (slice.offset + slice.end - slice.begin) * width;
   for (int64_t at = slice.offset * width; at < end; at += kPiece) {
+    if (lost) throw RankLost("another rank is lost, so the save ends");
     const auto bytes = static_cast<size_t>(std::min(kPiece, end - at));
     {
       const std::lock_guard lock(mutex_);
@@ -169,10 +249,10 @@ uint64_t SaveJob::write_slice(UnitWork& work, Part& part, const Slice& slice) {
       std::memcpy(piece_.data(), static_cast<const std::byte*>(from.const_data_ptr()) + at, bytes);
     }
     const std::span<const std::byte> piece(piece_.data(), bytes);
-    hash.add(piece);
+    hashes.push_back(Hash64::of(piece));
     files_[part.file].writer->append(piece);
   }
-  return hash.value();
+  return hashes;
 }
 
 void SaveJob::stage(const std::string& name) const {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <fmt/ranges.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -15,8 +16,10 @@
 #include <thread>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/shard/buffer.h"
 #include "titanium/weights/crew.h"
+#include "titanium/weights/gather.h"
 #include "titanium/weights/hash.h"
 #include "titanium/weights/scalar_type.h"
 #include "titanium/weights/sync_wire.h"
@@ -25,6 +28,7 @@ namespace titanium {
 namespace {
 
 constexpr const char* kHead = "lm_head.weight";
+constexpr int kMostThreads = 1024;
 constexpr uint64_t kPiece = 64 * kHashLeaf;  // bytes of output that a thread makes at a time
 
 struct Source {
@@ -47,12 +51,10 @@ struct Filled {
   bool oversize = false;
 };
 
-// A weight in full [numel], row-major, on the CPU.  Where this rank owns all of it that is a view of the
-// masters. The one place that knows how weights are cut; it is called for the weights of a bucket in order,
-// by one thread.
-at::Tensor gather(const Source& source) {
+// A weight in full [numel], row-major, on the CPU, where this rank owns all of it.
+at::Tensor whole(const Source& source) {
   if (source.weight->numel() == 0) return {};
-  if (source.own.size() != 1 || source.own[0].begin != 0 || source.own[0].end != source.weight->numel()) {
+  if (source.own.size() != 1 || source.own[0].count() != source.weight->numel()) {
     throw Bug("stream of weights: this rank does not own '{}' in full", source.weight->name());
   }
   return source.own[0].of(source.own[0].unit->shard()).cpu();
@@ -61,8 +63,9 @@ at::Tensor gather(const Source& source) {
 void check(const ParamStore& store, const SyncOptions& options) {
   if (options.dtype) to_scalar_type(*options.dtype);
   if (options.bucket_bytes == 0) throw BadConfig("stream of weights: bucket_bytes = 0: allowed: 1 or more");
-  if (options.threads < 0) {
-    throw BadConfig("stream of weights: threads = {}: allowed: 0 (as ATen has) or more", options.threads);
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    throw BadConfig("stream of weights: threads = {}: allowed: 0 (as ATen has) to {}", options.threads,
+                    kMostThreads);
   }
   if (options.version && *options.version < 0) {
     throw BadConfig("stream of weights: version = {}: allowed: 0 or more", *options.version);
@@ -103,6 +106,20 @@ std::vector<BucketPlan> plan_buckets(const std::vector<TensorSpec>& tensors, uin
   return plans;
 }
 
+// For the agreement of ranks.
+std::string describe(const std::vector<TensorSpec>& tensors) {
+  std::string text;
+  for (const TensorSpec& t : tensors)
+    text += fmt::format("{} {} [{}]\n", t.name, name(t.dtype), fmt::join(t.shape, ", "));
+  return text;
+}
+
+// The ranks of this copy, on a channel that a stream's thread has to itself.
+Group group_of(const Mesh& mesh) {
+  return mesh.world().group(
+      ranks_along(mesh.dims(), mesh.rank(), {.pp = true, .dp_shard = true, .cp = true, .tp = true}), "sync");
+}
+
 // The weight as blocks see it, where that is what the stream sends.
 at::Tensor view_of(const Weight& weight, Dtype dtype) {
   const at::Tensor flat = weight.unit().current();
@@ -118,8 +135,13 @@ struct BucketStream::State {
 
   void start(const std::function<bool(size_t)>& wanted);  // tensors, in buckets
   void run();
+  void give_memory(const BucketPlan& plan, Filled& out);
   void fill(const BucketPlan& plan, Filled& out, Crew& crew);
   void close();
+
+  Group ranks;                       // of the copy, for the thread
+  std::optional<Gatherer> gatherer;  // where they are several
+  int rank;                          // of the world
 
   StreamHeader header;
   std::vector<Source> sources;  // of header.tensors
@@ -144,7 +166,9 @@ struct BucketStream::State {
 };
 
 BucketStream::State::State(ParamStore& store, const SyncOptions& options)
-    : bucket_bytes(options.bucket_bytes),
+    : ranks(group_of(store.mesh())),
+      rank(store.mesh().rank()),
+      bucket_bytes(options.bucket_bytes),
       checksums(options.checksums),
       threads(options.threads > 0 ? options.threads : at::get_num_threads()) {
   check(store, options);
@@ -156,7 +180,7 @@ BucketStream::State::State(ParamStore& store, const SyncOptions& options)
         kept.count(name) ? Dtype::F32 : options.dtype.value_or(to_dtype(weight.unit().dtypes().param));
     header.tensors.push_back({name, dtype, weight.shape()});
     header.bytes += header.tensors.back().nbytes();
-    sources.push_back({&weight, slices[&weight], view_of(weight, dtype)});
+    sources.push_back({&weight, slices[&weight], ranks.size() == 1 ? view_of(weight, dtype) : at::Tensor()});
   };
   for (const auto& weight : store.table().weights()) add(weight->name(), *weight);
   if (options.tied_head && store.table().find(kHead) == nullptr) {
@@ -165,6 +189,13 @@ BucketStream::State::State(ParamStore& store, const SyncOptions& options)
   header.buckets =
       static_cast<int64_t>(plan_buckets(header.tensors, bucket_bytes, [](size_t) { return true; }).size());
   header.version = store.stream_version(options.version);
+  if (ranks.size() > 1) {
+    store.check_free();  // two streams would share the group
+    agree_on(ranks, "the stream of weights that is asked for",
+             fmt::format("version {} bucket_bytes {} checksums {}\n{}\n", header.version, bucket_bytes,
+                         checksums, describe(header.tensors)));
+    gatherer.emplace(store, ranks, bucket_bytes / 4);
+  }
   hold = store.hold(fmt::format("a stream of weights (version {})", header.version));
 }
 
@@ -212,17 +243,9 @@ void BucketStream::State::run() {
         std::unique_lock lock(mutex);
         // Never two oversize tensors at once: they would be more than the memory that is promised.
         changed.wait(lock, [&] { return stop || (!ready && !(plan.oversize && held && held->oversize)); });
-        if (stop) return;
-        if (plan.oversize) {
-          filled.buffer = std::move(large);
-        } else if (!spare.empty()) {
-          filled.buffer = std::move(spare.back());
-          spare.pop_back();
-        }
       }
-      if (!filled.buffer.defined()) {
-        filled.buffer = zero_pages(static_cast<int64_t>(plan.oversize ? large_bytes : slot_bytes), at::kByte);
-      }
+      // The last word of a rank that will not come to the next gather.
+      agree(ranks, [&] { give_memory(plan, filled); });
       fill(plan, filled, crew);
       {
         const std::lock_guard lock(mutex);
@@ -237,9 +260,28 @@ void BucketStream::State::run() {
   }
 }
 
+void BucketStream::State::give_memory(const BucketPlan& plan, Filled& out) {
+  {
+    const std::lock_guard lock(mutex);
+    if (stop) {
+      throw BadConfig(
+          "stream of weights (version {}): closed on rank {} before its end, after {} of {} buckets",
+          header.version, rank, taken, plans.size());
+    }
+    if (plan.oversize) {
+      out.buffer = std::move(large);
+    } else if (!spare.empty()) {
+      out.buffer = std::move(spare.back());
+      spare.pop_back();
+    }
+  }
+  if (!out.buffer.defined())
+    out.buffer = zero_pages(static_cast<int64_t>(plan.oversize ? large_bytes : slot_bytes), at::kByte);
+}
+
 void BucketStream::State::fill(const BucketPlan& plan, Filled& out, Crew& crew) {
   struct Piece {
-    const std::byte* from;
+    const std::byte* from;  // null where the bytes are in place
     Dtype master;
     std::byte* to;
     Dtype dtype;
@@ -248,6 +290,7 @@ void BucketStream::State::fill(const BucketPlan& plan, Filled& out, Crew& crew) 
   };
   auto* memory = static_cast<std::byte*>(out.buffer.data_ptr());
   std::vector<at::Tensor> full;  // keeps what `from` points to
+  std::vector<Gatherer::Target> targets;
   std::vector<std::vector<uint64_t>> leaves(plan.tensors.size());
   std::vector<Piece> pieces;
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
@@ -255,24 +298,31 @@ void BucketStream::State::fill(const BucketPlan& plan, Filled& out, Crew& crew) 
     const Source& source = sources[plan.tensors[i]];
     const uint64_t offset = plan.offsets[i], bytes = spec.nbytes();
     out.bucket.tensors.push_back({spec, offset, 0});
-    full.push_back(source.ready.defined() ? source.ready : gather(source));
-    if (bytes == 0) continue;
     if (checksums) leaves[i].resize((bytes + kHashLeaf - 1) / kHashLeaf);
-    const Dtype master = to_dtype(full.back().scalar_type());
-    const auto* from = static_cast<const std::byte*>(full.back().const_data_ptr());
+    const std::byte* from = nullptr;
+    Dtype master = spec.dtype;
+    if (gatherer) {
+      targets.push_back({source.weight, spec.dtype, memory + offset});
+    } else if (bytes > 0) {
+      full.push_back(source.ready.defined() ? source.ready : whole(source));
+      from = static_cast<const std::byte*>(full.back().const_data_ptr());
+      master = to_dtype(full.back().scalar_type());
+    }
     for (uint64_t at = 0; at < bytes; at += kPiece) {
-      pieces.push_back({from + at / size_of(spec.dtype) * size_of(master), master, memory + offset + at,
-                        spec.dtype, std::min(kPiece, bytes - at),
+      pieces.push_back({from ? from + at / size_of(spec.dtype) * size_of(master) : nullptr, master,
+                        memory + offset + at, spec.dtype, std::min(kPiece, bytes - at),
                         checksums ? leaves[i].data() + at / kHashLeaf : nullptr});
     }
   }
+  if (gatherer) gatherer->run(targets, crew);
   crew.run(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& p = pieces[i];
     // Leaf by leaf, so that the hash reads what is in the core's cache.
     for (uint64_t at = 0; at < p.bytes; at += kHashLeaf) {
       const uint64_t bytes = std::min<uint64_t>(kHashLeaf, p.bytes - at);
       const auto count = static_cast<int64_t>(bytes) / size_of(p.dtype);
-      convert(p.from + at / size_of(p.dtype) * size_of(p.master), p.master, p.to + at, p.dtype, count);
+      if (p.from != nullptr)
+        convert(p.from + at / size_of(p.dtype) * size_of(p.master), p.master, p.to + at, p.dtype, count);
       if (p.leaves != nullptr) p.leaves[at / kHashLeaf] = Hash64::of({p.to + at, bytes});
     }
   });

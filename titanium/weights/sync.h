@@ -8,6 +8,12 @@
 // a weight as it shall be sent (the masters' own dtype, or the cast that the optimizer left for the next
 // forward), a TensorStream gives a view of that and makes no bucket of it.
 //
+// On many ranks every rank of a dp_replicate copy gets the whole stream, bitwise the same: all of them open
+// it with the same options, and step through it alike, one stream at a time.  A bucket is gathered in rounds
+// that take a quarter of one (64 KB at least, 8 MB at most) beside it.  A rank that closes its stream early
+// waits until the others come to the next bucket, where they get a BadConfig that says so; where they do not
+// come within the world's timeout, RankLost.
+//
 // While a stream is open the masters must stand still: whoever writes them (optimizer, load, init) gets a
 // BadConfig from ParamStore and has changed nothing.  A stream is open until next() has given nothing, or
 // until it is destroyed.  An async save may go on beside it, for it only reads.

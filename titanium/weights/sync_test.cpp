@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include "titanium/weights/hf_export.h"
 #include "titanium/weights/scalar_type.h"
 #include "titanium/weights/sync_wire.h"
+#include "titanium/weights/test_memory.h"
 #include "titanium/weights/test_store.h"
 #include "titanium/weights/toy_run.h"
 
@@ -287,14 +287,6 @@ TEST(Sync, TreeHashIsXxh64OfXxh64s) {
   }
 }
 
-int64_t status_kb(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key + ":")) return std::atoll(line.c_str() + key.size() + 1);
-  }
-  return -1;
-}
-
 constexpr int64_t kBucketMb = 16, kLargestMb = 48;
 
 // Run by SyncMemory in a process of its own: its peak is that of one stream.
@@ -309,31 +301,21 @@ TEST(SyncChild, DISABLED_Memory) {
   StoreOf tiny({{"a", {64}}});
   drain(*tiny.store, {});
   std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
-  const int64_t before = status_kb("VmRSS");
+  const int64_t before = testing::status_kb("VmRSS");
   TensorStream stream = get_per_tensor_param(*run.store, {.bucket_bytes = kBucketMb << 20});
   uint64_t bytes = 0;
   while (const auto tensor = stream.next()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the thread gets ahead as far as it may
     bytes += tensor->tensor.nbytes();
   }
-  std::printf("extra %ld bytes %lu\n", status_kb("VmHWM") - before, bytes);
+  std::printf("extra %ld bytes %lu\n", testing::status_kb("VmHWM") - before, bytes);
 }
 
 TEST(SyncMemory, IsTwoBucketsAndTheLargestTensor) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory is larger than what is measured";
 #endif
-  char self[4096] = {};
-  ASSERT_GT(readlink("/proc/self/exe", self, sizeof self - 1), 0);
-  const std::string command =
-      std::string("'") + self + "' --gtest_also_run_disabled_tests --gtest_filter=SyncChild.DISABLED_Memory";
-  FILE* pipe = popen(command.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  long extra = -1;
-  unsigned long bytes = 0;
-  char line[512];
-  while (fgets(line, sizeof line, pipe) != nullptr) sscanf(line, "extra %ld bytes %lu", &extra, &bytes);
-  ASSERT_EQ(pclose(pipe), 0);
+  const auto [extra, bytes] = testing::memory_of("SyncChild.DISABLED_Memory");
   EXPECT_EQ(bytes, static_cast<unsigned long>((3 * kLargestMb - 1 + 16 * 7) << 20));
   const long bound = (2 * kBucketMb + kLargestMb) << 10;
   EXPECT_LE(extra, bound * 11 / 10);

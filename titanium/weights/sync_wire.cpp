@@ -170,6 +170,35 @@ uint64_t total_checksum(std::span<const TensorSpec> tensors, std::span<const uin
   return hash.value();
 }
 
+StreamMessage begin_of(const StreamHeader& header) {
+  StreamMessage message;
+  message.version = header.version;
+  message.header = header;
+  return message;
+}
+
+StreamMessage bucket_of(const StreamHeader& header, const Bucket& bucket) {
+  StreamMessage message;
+  message.kind = StreamMessage::Kind::kBucket;
+  message.version = header.version;
+  message.index = bucket.index + 1;
+  for (const auto& [spec, offset, checksum] : bucket.tensors) {
+    message.tensors.push_back(
+        {spec.name, spec.dtype, spec.shape, bucket.bytes.data() + offset, spec.nbytes()});
+    message.checksums[spec.name] = checksum;
+  }
+  return message;
+}
+
+StreamMessage end_of(const StreamHeader& header, uint64_t checksum) {
+  StreamMessage message;
+  message.kind = StreamMessage::Kind::kEnd;
+  message.version = header.version;
+  message.index = header.buckets + 1;
+  message.checksum = checksum;
+  return message;
+}
+
 StreamMessage decode_stream_message(std::span<const std::byte> bytes) {
   try {
     return decode(bytes);

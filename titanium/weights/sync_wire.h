@@ -37,4 +37,10 @@ struct StreamMessage {
 // `bytes` are any bytes.  BadData says what is wrong with them.
 StreamMessage decode_stream_message(std::span<const std::byte> bytes);
 
+// What decoding begin_message, a bucket's message and end_message would give, without the bytes between; the
+// tensors are views of the bucket.
+StreamMessage begin_of(const StreamHeader& header);
+StreamMessage bucket_of(const StreamHeader& header, const Bucket& bucket);
+StreamMessage end_of(const StreamHeader& header, uint64_t checksum);
+
 }  // namespace titanium

@@ -57,7 +57,7 @@ def add_sft_targets(batch, data, *, dp_size):
     """What the engine's SFT loss reads: the tokens that count, and how many there are in the global batch."""
     tokens = tu.get_non_tensor_data(data, "batch_num_tokens", None)
     batch["loss_mask"] = data["loss_mask"].values()
-    batch["counts"] = {"tokens": tokens, "sequences": len(data) * dp_size}
+    batch["counts"] = {"tokens": int(tokens), "sequences": len(data) * dp_size}
 
 
 class PythonLoss:

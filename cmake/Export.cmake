@@ -1,0 +1,10 @@
+# What find_package(titanium) reads, written into the build folder: every room as titanium::NAME.  There is no install.
+get_property(exports GLOBAL PROPERTY TITANIUM_EXPORTS)
+set_target_properties(titanium_flags PROPERTIES EXPORT_NAME flags)
+list(APPEND exports titanium_flags)
+if(TITANIUM_TORCH)
+  set_target_properties(titanium_torch PROPERTIES EXPORT_NAME torch)
+  list(APPEND exports titanium_torch)
+endif()
+export(TARGETS ${exports} NAMESPACE titanium:: FILE ${CMAKE_BINARY_DIR}/titanium-targets.cmake)
+configure_file(${CMAKE_SOURCE_DIR}/cmake/titanium-config.cmake ${CMAKE_BINARY_DIR}/titanium-config.cmake COPYONLY)
