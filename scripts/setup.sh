@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 packages=(
   g++ cmake ninja-build make pkg-config ccache git
-  nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libspdlog-dev libfmt-dev libpcre2-dev libutf8proc-dev libssl-dev
+  nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libspdlog-dev libfmt-dev libpcre2-dev libutf8proc-dev libssl-dev libgloo-dev
   libgtest-dev libbenchmark-dev
   clang-14 clang libclang-rt-14-dev clang-format clang-tidy
   python3 python3-venv python3-pip

@@ -5,8 +5,10 @@
 #include <string_view>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/gloo.h"
 #include "titanium/dist/local.h"
 #include "titanium/dist/local_meet.h"
+#include "titanium/dist/nccl.h"
 
 namespace titanium {
 namespace {
@@ -25,12 +27,28 @@ std::shared_ptr<World> open_local(const CommConfig& comm, const LaunchEnv& env) 
                      seconds(comm.train_timeout_seconds));
 }
 
-// Null: not in this build.
+void check_address(const char* transport, const LaunchEnv& env) {
+  if (env.addr_given || env.one_host() || env.local_size == env.size) return;
+  throw BadConfig("comm.transport {}: MASTER_ADDR is not set: give the name or address of the host of rank 0",
+                  transport);
+}
+
+std::shared_ptr<World> open_gloo(const CommConfig& comm, const LaunchEnv& env) {
+  check_address("gloo", env);
+  return gloo_world(comm, env.rank, env.size, env.master_addr, env.master_port);
+}
+
+std::shared_ptr<World> open_nccl(const CommConfig& comm, const LaunchEnv& env) {
+  check_address("nccl", env);
+  return nccl_world(comm, env.rank, env.size, env.master_addr, env.master_port);
+}
+
+// One that is not in this build refuses.
 struct Backend {
   std::string_view name;
   std::shared_ptr<World> (*open)(const CommConfig&, const LaunchEnv&);
 };
-constexpr Backend kBackends[] = {{"local", open_local}, {"gloo", nullptr}, {"nccl", nullptr}};
+constexpr Backend kBackends[] = {{"local", open_local}, {"gloo", open_gloo}, {"nccl", open_nccl}};
 
 }  // namespace
 
@@ -40,16 +58,6 @@ std::shared_ptr<World> open_world(const CommConfig& comm, const LaunchEnv& env) 
   const auto backend = std::find_if(std::begin(kBackends), std::end(kBackends),
                                     [&](const Backend& b) { return b.name == name; });
   if (backend == std::end(kBackends)) throw BadConfig("comm.transport = {}: not a transport", name);
-  if (backend->open == nullptr) {
-    std::string known;
-    for (const Backend& b : kBackends) {
-      if (b.open != nullptr) known += (known.empty() ? "" : ", ") + std::string(b.name);
-    }
-    throw BadConfig(
-        "comm.transport = {}{}: this build has: {}", comm.transport,
-        comm.transport == "auto" ? fmt::format(" is {} for ranks that may be on several hosts", name) : "",
-        known);
-  }
   return backend->open(comm, env);
 }
 

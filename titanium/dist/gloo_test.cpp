@@ -1,0 +1,65 @@
+#include "titanium/dist/gloo.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <future>
+#include <vector>
+
+#include "titanium/base/error.h"
+#include "titanium/dist/conformance.h"
+#include "titanium/dist/fork_ranks.h"
+#include "titanium/dist/open_world.h"
+#include "titanium/dist/rendezvous.h"
+
+namespace titanium {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+int free_port() {
+  const int socket = listen_at(0);
+  const int port = port_of(socket);
+  close(socket);
+  return port;
+}
+
+void run_processes(int size, const std::function<void(std::shared_ptr<World>)>& work, milliseconds timeout) {
+  const int port = free_port();
+  CommConfig comm;
+  comm.init_timeout_seconds = 20;
+  comm.train_timeout_seconds = std::chrono::duration_cast<seconds>(timeout).count();
+  fork_ranks(
+      size, [&](int rank, int ranks) { return gloo_world(comm, rank, ranks, "127.0.0.1", port); }, work);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, Conformance,
+                         ::testing::Values(Backend{.name = "processes",
+                                                   .run = [](auto&&... args) { run_processes(args...); },
+                                                   .most_ranks = 4}),
+                         [](const auto& info) { return info.param.name; });
+
+// Ranks that may be on several hosts, here threads of this process.
+TEST(GlooWorld, IsWhatOpenWorldTakes) {
+  LaunchEnv env;
+  env.size = 2;
+  env.local_size = 1;
+  env.master_addr = "127.0.0.1";
+  env.addr_given = env.port_given = true;
+  env.master_port = free_port();
+  std::vector<std::future<double>> sums;
+  for (env.rank = 0; env.rank < 2; ++env.rank) {
+    sums.push_back(
+        std::async(std::launch::async, [env] { return open_world({}, env)->all().sum(env.rank + 1); }));
+  }
+  for (std::future<double>& sum : sums) EXPECT_EQ(sum.get(), 3);
+
+  env.rank = 0;
+  env.addr_given = false;
+  EXPECT_THROW(open_world({}, env), BadConfig);  // which host?
+}
+
+}  // namespace
+}  // namespace titanium
