@@ -6,6 +6,7 @@
 #include "titanium/models/kv_cache.h"
 #include "titanium/ops/linear.h"
 #include "titanium/ops/norm.h"
+#include "titanium/ops/swiglu.h"
 #include "titanium/ops/value_head.h"
 #include "titanium/shard/split.h"
 
@@ -60,9 +61,9 @@ AttentionPart::AttentionPart(const AttentionShape& shape, Weights w, const Tp& t
 
 at::Tensor AttentionPart::forward(const at::Tensor& x, const BlockInput& in) const {
   const at::Tensor qkv =
-      norm_column_linear(x, *norm_, s_.norm_eps, *qkv_, qkv_bias_, in.keep_cheap, tp_);  // [T, (n+2k) H]
+      norm_linear(x, *norm_, s_.norm_eps, *qkv_, qkv_bias_, tp_.rows(), in.keep_cheap);  // [T, (n+2k) H]
   const auto [q, k, v] = split_rope(qkv, n_, k_, s_.H, in.angles, q_norm_, k_norm_, s_.norm_eps);
-  return row_linear(attend(q, k, v, in).flatten(1), *o_, o_bias_, /*residual=*/x, tp_);
+  return linear(attend(q, k, v, in).flatten(1), *o_, o_bias_, /*residual=*/x, tp_.rows());
 }
 
 at::Tensor AttentionPart::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -106,8 +107,9 @@ MlpPart::MlpPart(int64_t D, int64_t F, double norm_eps, bool bias, Weights w, co
 
 at::Tensor MlpPart::forward(const at::Tensor& x, const BlockInput& in) const {
   const at::Tensor gate_up =
-      norm_column_linear(x, *norm_, eps_, *gate_up_, gate_up_bias_, in.keep_cheap, tp_);  // [T, 2f]
-  return swiglu_row_linear(gate_up, *down_, down_bias_, /*residual=*/x, in.keep_cheap, tp_);
+      norm_linear(x, *norm_, eps_, *gate_up_, gate_up_bias_, tp_.rows(), in.keep_cheap);  // [T, 2f]
+  return in.keep_cheap ? linear(swiglu(gate_up), *down_, down_bias_, /*residual=*/x, tp_.rows())
+                       : swiglu_linear(gate_up, *down_, down_bias_, /*residual=*/x, tp_.rows());
 }
 
 Block::Bytes MlpPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
@@ -144,7 +146,7 @@ HeadBlock::HeadBlock(int64_t V, int64_t D, double norm_eps, const Weight* tied, 
 }
 
 at::Tensor HeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const {
-  const at::Tensor h = gather_rows(rms_norm(x, *norm_, eps_), tp_);  // [T, D]
+  const at::Tensor h = rms_norm(x, *norm_, eps_);  // [t, D]
   if (in.nll_weight.defined()) {
     auto [loss, logprob] =
         weighted_nll(h, *weight_, in.labels, in.nll_weight, in.temperature, in.rows, slice_.get());

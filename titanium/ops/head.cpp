@@ -239,7 +239,7 @@ class Backward {
 
   at::Tensor weight;                    // while it is valid
   const HeldLogits<A>* held = nullptr;  // if the forward held them; run() overwrites them
-  at::Tensor dx;                        // [R, D]
+  at::Tensor dx;                        // [R, D], in the statistics' dtype
 
  private:
   void add_kept(const at::Tensor& sink) {
@@ -281,10 +281,7 @@ class Backward {
   }
 
   void finish(const at::Tensor& sums) {
-    dx = sums.narrow(0, 0, rows_.x.size(0))
-             .narrow(1, 0, rows_.x.size(1))
-             .to(rows_.x.scalar_type())
-             .contiguous();
+    dx = sums.narrow(0, 0, rows_.x.size(0)).narrow(1, 0, rows_.x.size(1));
   }
 
   HeadTokens rows_;

@@ -31,9 +31,9 @@ struct HeadGradients {
   at::Tensor logprob, entropy, sum_pi_squared;
 };
 
-// Returns the gradient by rows.x [R, D] and accumulates that of the weight.  A handle that adds at once gets
-// it in the same visit of the vocabulary; one that defers it keeps the gradient by the logits, [R, V] in x's
-// dtype, until then.
+// Returns the gradient by rows.x [R, D], in the statistics' dtype, and accumulates that of the weight.  A
+// handle that adds at once gets it in the same visit of the vocabulary; one that defers it keeps the gradient
+// by the logits, [R, V] in x's dtype, until then.
 at::Tensor head_backward(const HeadTokens& rows, const Handle& weight, const HeadValues& values,
                          const HeadGradients& gradients);
 

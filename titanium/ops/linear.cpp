@@ -13,7 +13,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 at::Tensor linear_forward(const at::Tensor& x, const Handle& weight, const Handle* bias,
-                          const at::Tensor& residual) {
+                          const at::Tensor& residual, const RowExchange* rows) {
   const at::Tensor w = weight.value();  // [O, I]
   require(x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type(),
           "linear", "x is [T, I] and the weight [O, I], of one dtype", x, w);
@@ -23,33 +23,37 @@ at::Tensor linear_forward(const at::Tensor& x, const Handle& weight, const Handl
     require(b.dim() == 1 && b.size(0) == w.size(0) && b.scalar_type() == w.scalar_type(), "linear",
             "the bias is [O], in the dtype of the weight", b, w);
   }
+  const at::Tensor sum = rows == nullptr ? at::Tensor() : rows->scatter(wide_times_transposed(x, w));
   if (residual.defined())
-    require(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.size(1) == w.size(0) &&
-                residual.scalar_type() == x.scalar_type(),
+    require(residual.dim() == 2 && residual.size(0) == (rows == nullptr ? x : sum).size(0) &&
+                residual.size(1) == w.size(0) && residual.scalar_type() == x.scalar_type(),
             "linear", "the residual is [T, O], in the dtype of x", residual, w);
-  return times_transposed(x, w, b, residual);
+  return rows == nullptr ? times_transposed(x, w, b, residual) : round_sum(sum, x.scalar_type(), b, residual);
 }
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const MaybeTensor& residual,
-                            const Handle* weight, const Handle* bias) {
+                            const Handle* weight, const Handle* bias, const RowExchange* rows) {
     keep_handle(ctx, "weight", weight);
     keep_handle(ctx, "bias", bias);
+    keep_address(ctx, "rows", rows);
     ctx->saved_data["residual"] = residual.has_value();
     ctx->save_for_backward({trains(weight) ? x : at::Tensor()});
-    return linear_forward(x, *weight, bias, or_none(residual));
+    return linear_forward(x, *weight, bias, or_none(residual), rows);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Handle* weight = kept_handle(ctx, "weight");
     const at::Tensor x = ctx->get_saved_variables()[0];
-    const at::Tensor g = grads[0].contiguous();  // [T, O]
+    const auto* rows = kept_address<RowExchange>(ctx, "rows");
+    const at::Tensor mine = grads[0].contiguous();
+    accumulate_bias(kept_handle(ctx, "bias"), mine);
+    const at::Tensor g = rows == nullptr ? mine : rows->gather(mine);  // [T, O]
     at::Tensor dx, d_residual;
     if (ctx->needs_input_grad(0)) dx = times(g, weight->value());
     if (x.defined()) weight->accumulate([g, x](const at::Tensor& sink) { add_outer(sink, g, x); });
-    accumulate_bias(kept_handle(ctx, "bias"), g);
     if (ctx->saved_data["residual"].toBool()) d_residual = grads[0];
-    return {dx, d_residual, {}, {}};
+    return {dx, d_residual, {}, {}, {}};
   }
 };
 
@@ -103,9 +107,10 @@ void check_ids(const at::Tensor& ids, int64_t vocabulary) {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const Handle& weight, const Handle* bias, const at::Tensor& residual) {
-  if (!records({x, residual})) return linear_forward(x, weight, bias, residual);
-  return LinearFunction::apply(x, maybe(residual), &weight, bias);
+at::Tensor linear(const at::Tensor& x, const Handle& weight, const Handle* bias, const at::Tensor& residual,
+                  const RowExchange* rows) {
+  if (!records({x, residual})) return linear_forward(x, weight, bias, residual, rows);
+  return LinearFunction::apply(x, maybe(residual), &weight, bias, rows);
 }
 
 at::Tensor embedding(const at::Tensor& ids, const Handle& weight, const at::Tensor& anchor,

@@ -29,9 +29,24 @@ struct HeadInput {
   const Handle& weight;
   at::Tensor labels, temperature, rows;
   const VocabSlice* slice;
+
+  int64_t tokens() const { return labels.size(0); }
 };
 
-HeadTokens select(const at::Tensor& x, const HeadInput& in) {
+bool cut(const VocabSlice* slice) {
+  return slice != nullptr && slice->rows != nullptr;
+}
+
+// The gradient by x [T, D], rounded once, from that by the rows that were computed.
+at::Tensor by_x(const at::Tensor& dx, const at::Tensor& rows, int64_t T, at::ScalarType dtype,
+                const VocabSlice* slice) {
+  if (!cut(slice)) return spread(dx.to(dtype).contiguous(), rows, T);
+  return slice->rows->scatter(spread(dx, rows, T).contiguous()).to(dtype).contiguous();
+}
+
+// The tokens of all ranks, of which a pass computes the rows.
+HeadTokens select(const at::Tensor& mine, const HeadInput& in) {
+  const at::Tensor x = cut(in.slice) ? in.slice->rows->gather(mine) : mine;
   const at::Tensor temperature = pick(in.temperature, in.rows);
   return {pick(x, in.rows).contiguous(), pick(in.labels, in.rows).contiguous(),
           temperature.defined() ? temperature.contiguous() : temperature, in.slice};
@@ -50,11 +65,11 @@ struct HeadFunction : torch::autograd::Function<HeadFunction> {
     keep_handle(ctx, "weight", &in.weight);
     ctx->set_materialize_grads(false);
     keep_address(ctx, "slice", in.slice);
-    ctx->saved_data["tokens"] = x.size(0);
+    ctx->saved_data["tokens"] = in.tokens();
     ctx->saved_data["entropy"] = wants.entropy;
     ctx->save_for_backward(
         {rows.x, rows.labels, rows.temperature, in.rows, out.lse, out.entropy, out.sum_pi_squared});
-    const HeadStats stats = spread_all(out, in, x.size(0), wants);
+    const HeadStats stats = spread_all(out, in, in.tokens(), wants);
     variable_list result{stats.logprob};
     if (wants.entropy) result.push_back(stats.entropy);
     if (wants.sum_pi_squared) result.push_back(stats.sum_pi_squared);
@@ -71,10 +86,10 @@ struct HeadFunction : torch::autograd::Function<HeadFunction> {
     const size_t squares = ctx->saved_data["entropy"].toBool() ? 2 : 1;
     HeadGradients g{gradient(0), squares == 2 ? gradient(1) : at::Tensor(),
                     squares < grads.size() ? gradient(squares) : at::Tensor()};
-    const at::Tensor dx =
-        head_backward({saved[0], saved[1], saved[2], kept_address<VocabSlice>(ctx, "slice")},
-                      *kept_handle(ctx, "weight"), {saved[4], {}, saved[5], saved[6]}, g);
-    return {spread(dx, index, ctx->saved_data["tokens"].toInt()), {}, {}};
+    const auto* slice = kept_address<VocabSlice>(ctx, "slice");
+    const at::Tensor dx = head_backward({saved[0], saved[1], saved[2], slice}, *kept_handle(ctx, "weight"),
+                                        {saved[4], {}, saved[5], saved[6]}, g);
+    return {by_x(dx, index, ctx->saved_data["tokens"].toInt(), saved[0].scalar_type(), slice), {}, {}};
   }
 };
 
@@ -102,8 +117,9 @@ void check(const char* op, const at::Tensor& x, const HeadInput& in) {
   const at::ScalarType statistics = statistics_dtype(x.scalar_type());
   require(x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type(), op,
           "x is [T, D] and the weight [V, D], of one dtype", x, w);
-  require(in.labels.dim() == 1 && in.labels.size(0) == x.size(0) && in.labels.scalar_type() == at::kLong, op,
-          "labels are [T] int64", in.labels, x);
+  require(in.labels.dim() == 1 && (in.tokens() == x.size(0) || cut(in.slice)) &&
+              in.labels.scalar_type() == at::kLong,
+          op, "labels are [T] int64", in.labels, x);
   if (in.rows.defined())
     require(in.rows.dim() == 1 && in.rows.scalar_type() == at::kLong, op, "rows are [R] int64", in.rows, x);
   const at::Tensor labels = in.labels.contiguous();
@@ -113,10 +129,10 @@ void check(const char* op, const at::Tensor& x, const HeadInput& in) {
     if (label[t] >= V)
       throw BadData("token {} of the batch has label {}; the head knows 0 to {}", t, label[t], V - 1);
   if (!in.temperature.defined()) return;
-  require(in.temperature.dim() == 1 && in.temperature.size(0) == x.size(0) &&
+  require(in.temperature.dim() == 1 && in.temperature.size(0) == in.tokens() &&
               in.temperature.scalar_type() == statistics,
           op, "the temperature is [T] in the statistics' dtype", in.temperature, x);
-  if (x.size(0) > 0 && !(in.temperature.min().item<double>() > 0))
+  if (in.tokens() > 0 && !(in.temperature.min().item<double>() > 0))
     throw BadData("the temperature of every token must be above 0; given {}",
                   in.temperature.min().item<double>());
 }
@@ -130,7 +146,7 @@ HeadStats linear_logprob(const at::Tensor& x, const Handle& weight, const at::Te
   check("linear_logprob", x, in);
   if (!records({x})) {
     const bool moments = wants.entropy || wants.sum_pi_squared;
-    return spread_all(head_forward(select(x, in), weight.value(), moments), in, x.size(0), wants);
+    return spread_all(head_forward(select(x, in), weight.value(), moments), in, in.tokens(), wants);
   }
   const variable_list out = HeadFunction::apply(x, in, wants);
   HeadStats stats;
@@ -145,7 +161,7 @@ WeightedNll weighted_nll(const at::Tensor& x, const Handle& weight, const at::Te
                          const VocabSlice* slice) {
   const HeadInput in{weight, labels, temperature, rows, slice};
   check("weighted_nll", x, in);
-  require(weights.dim() == 1 && weights.size(0) == x.size(0) &&
+  require(weights.dim() == 1 && weights.size(0) == in.tokens() &&
               weights.scalar_type() == statistics_dtype(x.scalar_type()),
           "weighted_nll", "weights are [T] in the statistics' dtype", weights, x);
   const bool with_gradient = records({x});
@@ -156,12 +172,12 @@ WeightedNll weighted_nll(const at::Tensor& x, const Handle& weight, const at::Te
     const at::Tensor w = pick(weights, rows).contiguous();
     HeadValues out;
     if (with_gradient) {
-      dx = spread(head_nll(picked, weight, w, &out), rows, x.size(0));
+      dx = by_x(head_nll(picked, weight, w, &out), rows, in.tokens(), x.scalar_type(), slice);
     } else {
       out = head_forward(picked, weight.value(), false);
     }
     loss = -(w.to(at::kDouble) * out.logprob.to(at::kDouble)).sum().to(out.logprob.scalar_type());
-    logprob = spread(out.logprob, rows, x.size(0));
+    logprob = spread(out.logprob, rows, in.tokens());
   }
   if (!with_gradient) return {loss, logprob};
   return {FormedGradient::apply(x, loss, dx), logprob};

@@ -23,7 +23,8 @@ struct HeadStats {
 // none. temperature [T] in the statistics' dtype, or undefined for 1.  rows [R] int64: the positions to
 // compute, ascending; the others get 0 and no gradient; undefined = all.  Log-sum-exp is in fp32 for bf16 x.
 // All three outputs have gradients.  With `slice` the weight is a part of the vocabulary: labels and outputs
-// are of the whole, the gradient by x is the part that the slice gives, to be summed over the ranks.
+// are of the whole, the gradient by x is the part that the slice gives, to be summed over the ranks; but with
+// slice->rows x is this rank's part of the tokens [T/n, D], and so is the sum that its gradient then is.
 HeadStats linear_logprob(const at::Tensor& x, const Handle& weight, const at::Tensor& labels,
                          const at::Tensor& temperature = {}, const at::Tensor& rows = {},
                          HeadWants wants = {}, const VocabSlice* slice = nullptr);

@@ -189,14 +189,14 @@ at::Tensor normalise_all(const at::Tensor& x, const at::Tensor& scale, const Han
 
 struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Handle* norm, double eps,
-                            const Handle* weight, const Handle* bias, const RowExchange* rows) {
-    const at::Tensor scale = inverse_rms(x, eps);
+                            const Handle* weight, const Handle* bias, const RowExchange* rows, bool keep) {
+    const at::Tensor scale = inverse_rms(x, eps), n = normalise_all(x, scale, *norm, rows);
     keep_address(ctx, "rows", rows);
     keep_handle(ctx, "norm", norm);
     keep_handle(ctx, "weight", weight);
     keep_handle(ctx, "bias", bias);
-    ctx->save_for_backward({x, scale});
-    return linear(normalise_all(x, scale, *norm, rows), *weight, bias);
+    ctx->save_for_backward({x, scale, keep && trains(weight) ? n : at::Tensor()});
+    return linear(n, *weight, bias);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Handle* norm = kept_handle(ctx, "norm");
@@ -204,15 +204,16 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
     const auto* rows = kept_address<RowExchange>(ctx, "rows");
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor g = grads[0].contiguous();  // [T, O]
-    at::Tensor dn = times(g, weight->value());
-    if (rows != nullptr) dn = rows->scatter(dn);
+    const at::Tensor dn =
+        rows == nullptr ? times(g, weight->value())
+                        : round_sum(rows->scatter(wide_times(g, weight->value())), saved[0].scalar_type());
     const at::Tensor dx = normalise_backward(dn, saved[0], saved[1], *norm);
     if (trains(weight)) {
-      const at::Tensor n = normalise_all(saved[0], saved[1], *norm, rows);
+      const at::Tensor n = saved[2].defined() ? saved[2] : normalise_all(saved[0], saved[1], *norm, rows);
       weight->accumulate([g, n](const at::Tensor& sink) { add_outer(sink, g, n); });
     }
     accumulate_bias(kept_handle(ctx, "bias"), g);
-    return {dx, {}, {}, {}, {}, {}};
+    return {dx, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -225,11 +226,11 @@ at::Tensor rms_norm(const at::Tensor& x, const Handle& weight, double eps) {
 }
 
 at::Tensor norm_linear(const at::Tensor& x, const Handle& norm, double eps, const Handle& weight,
-                       const Handle* bias, const RowExchange* rows) {
+                       const Handle* bias, const RowExchange* rows, bool keep) {
   require(x.dim() == 2, "norm_linear", "x is [T, D]", x, {});
   const at::Tensor flat = x.contiguous();
   if (!records({x})) return linear(normalise_all(flat, inverse_rms(flat, eps), norm, rows), weight, bias);
-  return NormLinearFunction::apply(flat, &norm, eps, &weight, bias, rows);
+  return NormLinearFunction::apply(flat, &norm, eps, &weight, bias, rows, keep);
 }
 
 }  // namespace titanium

@@ -10,6 +10,7 @@ namespace titanium {
 namespace {
 
 constexpr int64_t kFewRows = 4;  // up to here a pass over w as it lies beats packing it
+constexpr int64_t kGrain = 16;   // rows a thread takes at least
 
 // out [width] = sums (+ bias) (+ residual), each rounded once.
 template <typename S>
@@ -83,10 +84,39 @@ at::Tensor finish_product(const Left<P>& left, const Right<P>& right, const at::
   return out;
 }
 
+template <typename P>
+at::Tensor wide_product(const Left<P>& left, const Right<P>& right) {
+  const at::Tensor out = at::zeros({left.M, right.N}, at::dtype(at::kFloat));
+  add_product(left, right, out.mutable_data_ptr<float>(), right.N);
+  return out;
+}
+
 // Runs run(P{}) with what blocks of bf16 hold here.
 template <typename Run>
 auto with_blocks(const Run& run) {
   return has_bf16_tiles() ? run(Half()) : run(float());
+}
+
+// run(a, b^T) and run(a, b) of bf16, in blocks.
+template <typename Run>
+at::Tensor product_transposed(const at::Tensor& a, const at::Tensor& b, const Run& run) {
+  return with_blocks([&](auto zero) {
+    using P = decltype(zero);
+    const Left<P> left{Rows<Half>(a)};
+    Right<P> right(b.size(1), b.size(0));
+    for_blocks(right.blocks, [&](int64_t n) { right.fill_transposed(n, Rows<Half>(b)); });
+    return run(left, right);
+  });
+}
+template <typename Run>
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Run& run) {
+  return with_blocks([&](auto zero) {
+    using P = decltype(zero);
+    const Left<P> left{Rows<Half>(a)};
+    Right<P> right(b.size(0), b.size(1));
+    for_blocks(right.blocks, [&](int64_t n) { right.fill(n, Rows<Half>(b)); });
+    return run(left, right);
+  });
 }
 
 }  // namespace
@@ -120,25 +150,48 @@ at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::
            more.defined() ? more.stride(0) : 0, out.mutable_data_ptr<Half>(), b.size(0));
     return out;
   }
-  return with_blocks([&](auto zero) {
-    using P = decltype(zero);
-    const Left<P> left{Rows<Half>(a)};
-    Right<P> right(b.size(1), b.size(0));
-    for_blocks(right.blocks, [&](int64_t n) { right.fill_transposed(n, Rows<Half>(b)); });
-    return finish_product(left, right, offset, more);
-  });
+  return product_transposed(
+      a, b, [&](const auto& left, const auto& right) { return finish_product(left, right, offset, more); });
 }
 
 at::Tensor times(const at::Tensor& g, const at::Tensor& w) {
   if (g.scalar_type() != at::kBFloat16) return at::mm(g, w);
-  const at::Tensor a = by_rows(g), b = by_rows(w);
-  return with_blocks([&](auto zero) {
-    using P = decltype(zero);
-    const Left<P> left{Rows<Half>(a)};
-    Right<P> right(b.size(0), b.size(1));
-    for_blocks(right.blocks, [&](int64_t n) { right.fill(n, Rows<Half>(b)); });
-    return finish_product(left, right, {}, {});
+  return product(by_rows(g), by_rows(w),
+                 [](const auto& left, const auto& right) { return finish_product(left, right, {}, {}); });
+}
+
+at::Tensor wide_times_transposed(const at::Tensor& x, const at::Tensor& w) {
+  if (x.scalar_type() != at::kBFloat16) return at::mm(x, w.t());
+  if (x.size(0) <= kFewRows) return few_dots(x, w);
+  return product_transposed(by_rows(x), by_rows(w),
+                            [](const auto& left, const auto& right) { return wide_product(left, right); });
+}
+
+at::Tensor wide_times(const at::Tensor& g, const at::Tensor& w) {
+  if (g.scalar_type() != at::kBFloat16) return at::mm(g, w);
+  return product(by_rows(g), by_rows(w),
+                 [](const auto& left, const auto& right) { return wide_product(left, right); });
+}
+
+at::Tensor round_sum(const at::Tensor& sum, at::ScalarType dtype, const at::Tensor& bias,
+                     const at::Tensor& residual) {
+  if (dtype != at::kBFloat16) {
+    at::Tensor out = sum;
+    if (residual.defined()) out = out + residual;
+    return bias.defined() ? out + bias : out;
+  }
+  const at::Tensor from = by_rows(sum), more = residual.defined() ? by_rows(residual) : residual;
+  const at::Tensor offset = bias.defined() ? bias.contiguous() : bias;
+  const int64_t T = from.size(0), O = from.size(1), stride = more.defined() ? more.stride(0) : 0;
+  const at::Tensor out = at::empty({T, O}, at::dtype(at::kBFloat16));
+  const float* sums = from.const_data_ptr<float>();
+  const Half *b = half_data(offset), *r = half_data(more);
+  Half* to = out.mutable_data_ptr<Half>();
+  at::parallel_for(0, T, kGrain, [&](int64_t begin, int64_t end) {
+    finish(end - begin, O, sums + begin * from.stride(0), from.stride(0), b,
+           r == nullptr ? r : r + begin * stride, stride, to + begin * O, O);
   });
+  return out;
 }
 
 void add_outer(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b) {

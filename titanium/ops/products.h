@@ -12,6 +12,14 @@ at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::
 // g [T, O], w [O, I] -> g w  [T, I].
 at::Tensor times(const at::Tensor& g, const at::Tensor& w);
 
+// The same two in the statistics' dtype, not rounded: this rank's part of a sum over ranks.
+at::Tensor wide_times_transposed(const at::Tensor& x, const at::Tensor& w);
+at::Tensor wide_times(const at::Tensor& g, const at::Tensor& w);
+
+// Such a sum [T, O] (+ bias [O]) (+ residual [T, O]) in `dtype`, rounded once, as times_transposed does.
+at::Tensor round_sum(const at::Tensor& sum, at::ScalarType dtype, const at::Tensor& bias = {},
+                     const at::Tensor& residual = {});
+
 // x [T, I], w [O, I], bf16 -> x w^T  [T, O] in fp32, not rounded to bf16; fast for the few rows of a decoding
 // step.
 at::Tensor few_dots(const at::Tensor& x, const at::Tensor& w);

@@ -301,5 +301,41 @@ TEST(RowExchange, NormLinearOverCutTokens) {
   EXPECT_LT(distance(norm_gradients[0] + norm_gradients[1], norm.sink), 1e-12);
 }
 
+// Two ranks with half of the columns each, in bf16, against one with all.  Sums of parts that were rounded
+// before would differ from the whole in about a third of the entries; the order of the fp32 sum, in few.
+TEST(RowExchange, SumsOverRanksAreRoundedOnce) {
+  at::manual_seed(12);
+  const int64_t T = 32, F = 256, D = 96;
+  const auto half = [](const at::Tensor& t) { return t.to(at::kBFloat16); };
+  const at::Tensor x = half(at::randn({T, F})), w = half(at::randn({D, F}) / 16), r = half(at::randn({T, D})),
+                   g = half(at::randn({T, D})), n = half(at::ones({D})), b = half(at::randn({D}));
+  const auto mostly_equal = [](const at::Tensor& got, const at::Tensor& want) {
+    EXPECT_GT(got.eq(want).to(at::kDouble).mean().item<double>(), 0.97);
+  };
+  const at::Tensor whole_x = x.detach().clone().requires_grad_(),
+                   whole_r = r.detach().clone().requires_grad_();
+  TestHandle weight(w), bias(b), up(w.t().contiguous()), norm(n);
+  const at::Tensor y = linear(whole_x, weight, &bias, whole_r);
+  const at::Tensor dx = grad({y}, {whole_x}, {g})[0];
+  const at::Tensor by_norm =
+      grad({norm_linear(whole_r, norm, 1e-6, up)}, {whole_r}, {half(at::ones({T, F}))})[0];
+  Ranks ranks(2);
+  ranks.run([&](int rank) {
+    const auto rows = [&](const at::Tensor& t) { return t.narrow(0, rank * T / 2, T / 2); };
+    const auto columns = [&](const at::Tensor& t) { return t.narrow(1, rank * F / 2, F / 2).contiguous(); };
+    const RowExchange exchange{
+        [&](const at::Tensor& mine) { return ranks.gather(rank, mine).flatten(0, 1); },
+        [&](const at::Tensor& partial) { return rows(ranks.gather(rank, partial).sum(0)).contiguous(); }};
+    TestHandle my_weight(columns(w)), my_bias(b), my_up(columns(w).t().contiguous()), my_norm(n);
+    const at::Tensor mine = columns(x).requires_grad_(), my_r = rows(r).clone().requires_grad_();
+    const at::Tensor sum = linear(mine, my_weight, &my_bias, my_r, &exchange);
+    ASSERT_EQ(sum.scalar_type(), at::kBFloat16);
+    mostly_equal(sum, rows(y));
+    mostly_equal(grad({sum}, {mine}, {rows(g)})[0], columns(dx));
+    const at::Tensor z = norm_linear(my_r, my_norm, 1e-6, my_up, nullptr, &exchange);
+    mostly_equal(grad({z}, {my_r}, {half(at::ones({T, F / 2}))})[0], rows(by_norm));
+  });
+}
+
 }  // namespace
 }  // namespace titanium

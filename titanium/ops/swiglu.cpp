@@ -123,24 +123,27 @@ struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
 
 struct SwigluLinearFunction : torch::autograd::Function<SwigluLinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up, const MaybeTensor& residual,
-                            const Handle* weight, const Handle* bias) {
+                            const Handle* weight, const Handle* bias, const RowExchange* rows) {
     keep_handle(ctx, "weight", weight);
     keep_handle(ctx, "bias", bias);
+    keep_address(ctx, "rows", rows);
     ctx->saved_data["residual"] = residual.has_value();
     ctx->save_for_backward({gate_up});
-    return linear(swiglu_forward(gate_up), *weight, bias, or_none(residual));
+    return linear(swiglu_forward(gate_up), *weight, bias, or_none(residual), rows);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Handle* weight = kept_handle(ctx, "weight");
+    const auto* rows = kept_address<RowExchange>(ctx, "rows");
     const at::Tensor gate_up = ctx->get_saved_variables()[0];
-    const at::Tensor g = grads[0].contiguous();
+    const at::Tensor mine = grads[0].contiguous();
+    accumulate_bias(kept_handle(ctx, "bias"), mine);
+    const at::Tensor g = rows == nullptr ? mine : rows->gather(mine);  // [T, O]
     at::Tensor hidden;
     if (trains(weight)) hidden = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
     const at::Tensor d_gate_up = swiglu_backward(times(g, weight->value()), gate_up, hidden);
     if (hidden.defined())
       weight->accumulate([g, hidden](const at::Tensor& sink) { add_outer(sink, g, hidden); });
-    accumulate_bias(kept_handle(ctx, "bias"), g);
-    return {d_gate_up, ctx->saved_data["residual"].toBool() ? grads[0] : at::Tensor(), {}, {}};
+    return {d_gate_up, ctx->saved_data["residual"].toBool() ? grads[0] : at::Tensor(), {}, {}, {}};
   }
 };
 
@@ -153,11 +156,11 @@ at::Tensor swiglu(const at::Tensor& gate_up) {
 }
 
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const Handle& weight, const Handle* bias,
-                         const at::Tensor& residual) {
+                         const at::Tensor& residual, const RowExchange* rows) {
   require(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "swiglu_linear", "gate_up is [T, 2F]", gate_up, {});
-  const at::Tensor rows = gate_up.contiguous();
-  if (!records({rows, residual})) return linear(swiglu_forward(rows), weight, bias, residual);
-  return SwigluLinearFunction::apply(rows, maybe(residual), &weight, bias);
+  const at::Tensor input = gate_up.contiguous();
+  if (!records({input, residual})) return linear(swiglu_forward(input), weight, bias, residual, rows);
+  return SwigluLinearFunction::apply(input, maybe(residual), &weight, bias, rows);
 }
 
 }  // namespace titanium

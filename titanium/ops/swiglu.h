@@ -1,5 +1,6 @@
 #pragma once
 #include "titanium/ops/handle.h"
+#include "titanium/ops/row_exchange.h"
 
 namespace titanium {
 
@@ -7,9 +8,9 @@ namespace titanium {
 // transformer", 2020.
 at::Tensor swiglu(const at::Tensor& gate_up);
 
-// residual + linear(swiglu(gate_up), weight, bias) as one op that keeps gate_up alone and forms swiglu again
-// in backward.
+// linear(swiglu(gate_up), weight, bias, residual, rows) as one op that keeps gate_up alone and forms swiglu
+// again in backward.
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const Handle& weight, const Handle* bias,
-                         const at::Tensor& residual);
+                         const at::Tensor& residual, const RowExchange* rows = nullptr);
 
 }  // namespace titanium

@@ -4,6 +4,8 @@
 
 #include <functional>
 
+#include "titanium/ops/row_exchange.h"
+
 namespace titanium {
 
 // The weight that goes with it is rows [begin, begin + V) of a whole of `vocabulary` rows; the ranks' slices
@@ -14,6 +16,8 @@ struct VocabSlice {
   // mine, of the same shape and dtype on every rank -> [ranks, ...], in rank order.  All ranks make the same
   // calls.
   std::function<at::Tensor(const at::Tensor& mine)> gather;
+  // Where a rank has its part of the tokens alone: how the head gets the others.
+  const RowExchange* rows = nullptr;
 };
 
 }  // namespace titanium

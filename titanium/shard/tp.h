@@ -34,27 +34,13 @@ class Tp {
   std::shared_ptr<const RowExchange> rows_;
 };
 
-// Shapes below: T tokens of the batch, a multiple of tp (Bug otherwise: the packer pads, design D9); t = T/tp
-// of them on this rank; D the stream's width; O, F what this rank has of the columns.
+// T tokens of the batch, a multiple of tp (Bug otherwise: the packer pads, design D9); t = T/tp of them on
+// this rank.
 
-// norm [D], weight [O, D], bias [O]: x [t, D] -> linear(rms_norm(x)) of all tokens  [T, O].
-// keep_cheap: keep the gathered normalised rows for backward instead of forming them again.
-at::Tensor norm_column_linear(const at::Tensor& x, const Handle& norm, double eps, const Handle& weight,
-                              const Handle* bias, bool keep_cheap, const Tp& tp);
-
-// The way back: weight [D, F], bias [D] whole on every rank.  x [T, F] -> residual [t, D] + this rank's
-// tokens of the sum over ranks of linear(x)  + bias  [t, D].
-at::Tensor row_linear(const at::Tensor& x, const Handle& weight, const Handle* bias,
-                      const at::Tensor& residual, const Tp& tp);
-// The same from gate_up [T, 2F].  keep_cheap: keep swiglu(gate_up) for backward.
-at::Tensor swiglu_row_linear(const at::Tensor& gate_up, const Handle& weight, const Handle* bias,
-                             const at::Tensor& residual, bool keep_cheap, const Tp& tp);
-
-// x [t, ...] -> [T, ...], for what goes on as different work on each rank: the gradient by x is summed.
-at::Tensor gather_rows(const at::Tensor& x, const Tp& tp);
-// The same for what every rank then does alike, a loss: the gradient by x is this rank's rows of it.
+// x [t, ...] -> [T, ...], for what every rank then does alike, a loss: the gradient by x is this rank's rows
+// of it.
 at::Tensor gather_values(const at::Tensor& x, const Tp& tp);
-// x [T, ...] on every rank -> this rank's rows of the sum  [t, ...].  Overwrites x.
+// x [T, ...] on every rank, of which one is not 0 -> this rank's rows of the sum  [t, ...].  Overwrites x.
 at::Tensor scatter_rows(const at::Tensor& x, const Tp& tp);
 
 }  // namespace titanium
