@@ -20,6 +20,9 @@ for layout in data_parallel_shard_degree=2 tensor_parallel_degree=2 data_paralle
   same_losses "$work/one" "$work/$layout" 1e-5 || fail "the losses of two ranks ($layout) are not those of one"
 done
 straight=$work/data_parallel_shard_degree=2
+# Over TCP sums are taken in the same order.
+$titanium launch -n 2 train "${run[@]}" --comm.transport=gloo --dump_folder="$work/gloo" --checkpoint.interval=1000 2>"$work/log" || { cat "$work/log"; fail "over Gloo"; }
+[ "$(weights_of "$straight")" = "$(weights_of "$work/gloo")" ] || fail "two ranks over Gloo end with other weights than over shared memory"
 
 RANDOM=5
 killed=$work/killed
