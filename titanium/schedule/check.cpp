@@ -28,6 +28,7 @@ struct UnitState {
   bool used = false;      // since it was gathered
   bool dirty = false;     // holds a gradient that no reduction has taken yet
   bool reducing = false;  // the gradient buffer belongs to a reduction in flight
+  bool gathered_before = false, reduced_before = false;  // in this plan
 };
 
 class Checker {
@@ -65,9 +66,10 @@ class Checker {
   Cell& cell(int32_t block, int32_t micro_batch) {
     return cells_[static_cast<size_t>(micro_batch) * part_.blocks.size() + static_cast<size_t>(block)];
   }
-  bool first_of_stage(int32_t b) const { return b == stage_of_[b]->first_block; }
-  bool last_of_stage(int32_t b) const {
-    return b == stage_of_[b]->first_block + stage_of_[b]->block_count - 1;
+  // Whether the block has no neighbour here that gives it its input, or the gradient of its output.
+  bool first_here(int32_t b) const { return b == stage_of_[b]->first_block && !stage_of_[b]->input_here; }
+  bool last_here(int32_t b) const {
+    return b == stage_of_[b]->first_block + stage_of_[b]->block_count - 1 && !stage_of_[b]->output_here;
   }
 
   void check_fields() const;
@@ -160,8 +162,11 @@ void Checker::unshard() {
   if (action_->half == Half::kStart) {
     expect(unit.gather != Transfer::kStarted, "the unit is being gathered already");
     expect(unit.gather != Transfer::kDone, "the unit is gathered already");
+    expect(part_.units[action_->unit].spans < 0 || !unit.gathered_before,
+           "the unit spans pipeline ranks and has been gathered in this plan");
     unit.gather = Transfer::kStarted;
     unit.used = false;
+    unit.gathered_before = true;
   } else {
     expect(unit.gather == Transfer::kStarted, "no gather of the unit has been started");
     unit.gather = Transfer::kDone;
@@ -182,8 +187,10 @@ void Checker::reduce() {
     expect(part_.units[action_->unit].trainable, "the unit has no gradient");
     expect(!unit.reducing, "the unit is being reduced already");
     expect(unit.dirty, "there is no gradient to reduce");
+    expect(part_.units[action_->unit].spans < 0 || !unit.reduced_before,
+           "the unit spans pipeline ranks and has been reduced in this plan");
     unit.dirty = false;
-    unit.reducing = true;
+    unit.reducing = unit.reduced_before = true;
   } else {
     expect(unit.reducing, "no reduction of the unit has been started");
     unit.reducing = false;
@@ -212,9 +219,9 @@ void Checker::touch_gradients() {
 void Checker::forward(Cell& c) {
   const auto [block, micro_batch, save] = std::tuple(action_->block, action_->micro_batch, action_->save);
   expect(!c.forward, "the block has run already");
-  if (!first_of_stage(block)) {
+  if (!first_here(block)) {
     expect(cell(block - 1, micro_batch).forward, "the block before has not run");
-  } else if (!stage_of_[block]->takes_tokens) {
+  } else if (!stage_of_[block]->takes_tokens && scope_.sent) {
     expect(c.peers[peer_slot(Kind::kRecvInput)] == Transfer::kDone, "the input has not been received");
   }
   if (has_backward_[block]) {
@@ -243,11 +250,11 @@ void Checker::backward(Cell& c) {
   expect(c.forward, "the forward has not run");
   expect(has_backward_[block],
          "the block has no backward: nothing up to it is trainable, or no gradient is wanted");
-  if (!last_of_stage(block)) {
+  if (!last_here(block)) {
     expect(cell(block + 1, micro_batch).input_gradient, "the backward of the block after has not run");
   } else if (stage_of_[block]->has_loss) {
     expect(losses_[micro_batch], "the loss has not run");
-  } else {
+  } else if (scope_.sent) {
     expect(c.peers[peer_slot(Kind::kRecvOutputGrad)] == Transfer::kDone,
            "the gradient of the output has not been received");
   }
@@ -305,13 +312,13 @@ bool Checker::peer_wanted(Kind kind, int32_t block) const {
   const PlanStage& stage = *stage_of_[block];
   switch (kind) {
     case Kind::kRecvInput:
-      return first_of_stage(block) && !stage.takes_tokens;
+      return first_here(block) && stage.receives();
     case Kind::kSendInputGrad:
-      return first_of_stage(block) && !stage.takes_tokens && stage.trainable_before && has_backward_[block];
+      return first_here(block) && stage.receives() && stage.trainable_before && has_backward_[block];
     case Kind::kSendOutput:
-      return last_of_stage(block) && !stage.has_loss;
+      return last_here(block) && stage.sends();
     case Kind::kRecvOutputGrad:
-      return last_of_stage(block) && !stage.has_loss && has_backward_[block];
+      return last_here(block) && stage.sends() && has_backward_[block];
     default:
       return false;
   }
@@ -346,7 +353,7 @@ void Checker::check_end() {
       if (c.place != Place::kDevice) missing(where() + " has bytes on the host");
       for (const Kind kind :
            {Kind::kSendOutput, Kind::kRecvInput, Kind::kSendInputGrad, Kind::kRecvOutputGrad}) {
-        const Transfer wanted = peer_wanted(kind, b) ? Transfer::kDone : Transfer::kNone;
+        const Transfer wanted = peer_wanted(kind, b) && scope_.sent ? Transfer::kDone : Transfer::kNone;
         if (c.peers[peer_slot(kind)] != wanted) missing(where() + " has not finished " + name(kind));
       }
     }

@@ -7,6 +7,7 @@ namespace titanium {
 
 // A plan that has not gone through all passes is checked for what it has.
 struct CheckScope {
+  bool sent = true;      // stages receive and send
   bool gathered = true;  // units are gathered when used, and given back
   bool reduced = true;   // gradients are reduced
 };
@@ -20,7 +21,14 @@ struct CheckScope {
 //  - a start is followed by its wait, a wait has its start, nothing is started twice;
 //  - a unit is gathered while used, never given back during a transfer, never gathered twice;
 //  - a gradient is not touched while being reduced, and every gradient ends up reduced, none twice;
+//  - a unit that spans pipeline ranks is gathered and reduced once in a plan;
 //  - at the end nothing is gathered, in flight, saved or unreduced.
 void check(const Plan& plan, const PlanTask& task, CheckScope scope = {});
+
+// Proves that the plans of all pipeline ranks end together.  A wait for a receive needs its send, a wait for
+// a send its receive, a wait for a unit that spans ranks all of them; so it holds for transports that keep
+// nothing in between.  Bug names the ranks that wait for each other, or the first send and receive of a stage
+// boundary that are not of the same micro-batch.
+void check_together(const std::vector<Plan>& plans, const std::vector<PlanTask>& tasks);
 
 }  // namespace titanium

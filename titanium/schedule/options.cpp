@@ -14,6 +14,7 @@ void validate(const PlanOptions& options) {
   at_least("recompute_every", options.recompute_every, 1);
   at_least("prefetch", options.prefetch, 0);
   at_least("pending_reduces", options.pending_reduces, 0);
+  at_least("pending_sends", options.pending_sends, 0);
   at_least("offload_every", options.offload_every, 0);
   constexpr std::array<const char*, 4> kPasses = {"recompute", "offload", "unshard", "reduce"};
   for (const std::string& pass : options.disabled_passes) {

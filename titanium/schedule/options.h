@@ -26,6 +26,8 @@ struct PlanOptions {
   ReduceWhen reduce = ReduceWhen::kLast;
   int32_t pending_reduces = 2;  // reductions in flight at once; 0: as many as there are units
 
+  int32_t pending_sends = 2;  // of a stage boundary and direction, in flight at once; 0: as many as there are
+
   int32_t offload_every = 0;  // every n-th droppable block offloads what its forward saved; 0: none
 
   // Passes to leave out, by name: "recompute", "offload", "unshard", "reduce".  Plans still run: without

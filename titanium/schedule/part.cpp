@@ -14,6 +14,13 @@ ModelPart ModelPart::whole(std::vector<PlanBlock> blocks, std::vector<PlanUnit> 
   return part;
 }
 
+const PlanStage& ModelPart::stage_of(int32_t block) const {
+  for (const PlanStage& stage : stages) {
+    if (block < stage.first_block + stage.block_count) return stage;
+  }
+  throw Bug("plan: block {} is in no stage", block);
+}
+
 std::vector<bool> ModelPart::backward_blocks() const {
   std::vector<bool> result(blocks.size(), false);
   for (const PlanStage& stage : stages) {
@@ -44,6 +51,17 @@ void validate(const PlanTask& task) {
                 stage.block_count, stage.first_block, covered, blocks.size());
     }
     covered += static_cast<size_t>(stage.block_count);
+  }
+  if (task.order) {
+    for (size_t s = 1; s < stages.size(); ++s) {
+      if (stages[s].index <= stages[s - 1].index)
+        throw Bug("plan: stage {} comes after stage {}", stages[s].index, stages[s - 1].index);
+    }
+    for (const PlanStage& stage : stages) {
+      if (stage.index < 0 || stage.index >= task.order->stages() ||
+          task.order->rank_of[stage.index] != task.rank)
+        throw Bug("plan: stage {} is not one of rank {}", stage.index, task.rank);
+    }
   }
   if (covered != blocks.size() || blocks.empty()) {
     throw Bug("plan: stages hold {} of {} blocks", covered, blocks.size());

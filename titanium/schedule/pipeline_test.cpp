@@ -109,10 +109,12 @@ TEST(Pipeline, BubblesAreThePublishedOnes) {
         EXPECT_NEAR(bubble("Interleaved1F1B", v), n / (v * m + n), 1e-12) << p << ' ' << v << ' ' << m;
         EXPECT_NEAR(bubble("LoopedBFS", v), n / (v * m + n), 1e-12) << p << ' ' << v << ' ' << m;
       }
-      if (m >= 2 * p) {
-        // Qi et al.: nothing idles but while the first forward comes down and the last gradient goes back.
-        EXPECT_NEAR(bubble("ZBVZeroBubble", 2), n / (6.0 * m + n), 1e-12) << p << ' ' << m;
-      }
+      // Qi et al.: (p - 1)(F + I - W), the way of the first forward; of DualPipeV (p - 1)(F&B + B - 3 W), an
+      // overlapped pair F&B as long as its backward.
+      EXPECT_NEAR(bubble("InterleavedZeroBubble", 2), n / (6.0 * m + n), 1e-12) << p << ' ' << m;
+      if (m < 2 * p) continue;
+      EXPECT_NEAR(bubble("ZBVZeroBubble", 2), n / (6.0 * m + n), 1e-12) << p << ' ' << m;
+      EXPECT_NEAR(bubble("DualPipeV", 2), n / (6.0 * m + n), 1e-12) << p << ' ' << m;
     }
   }
 }

@@ -14,7 +14,7 @@ namespace titanium {
 Plan make_plan(const PlanTask& task, const PlanOptions& options, std::vector<PassTime>* times) {
   validate(options);
   Plan plan;
-  CheckScope scope{.gathered = false, .reduced = false};
+  CheckScope scope{.sent = false, .gathered = false, .reduced = false};
 
   const auto run = [&](const char* pass, const std::function<Plan()>& make) {
     const auto start = std::chrono::steady_clock::now();
@@ -35,6 +35,8 @@ Plan make_plan(const PlanTask& task, const PlanOptions& options, std::vector<Pas
   run("build", [&] { return build(task); });
   if (enabled("recompute")) run("recompute", [&] { return add_recompute(plan, task, options); });
   if (enabled("offload")) run("offload", [&] { return add_offload(plan, task, options); });
+  scope.sent = true;
+  if (task.order) run("send_recv", [&] { return add_send_recv(plan, task, options); });
   scope.gathered = true;
   run("unshard",
       [&] { return enabled("unshard") ? add_unshard(plan, task, options) : gather_all(plan, task); });
@@ -42,6 +44,21 @@ Plan make_plan(const PlanTask& task, const PlanOptions& options, std::vector<Pas
   run("reduce",
       [&] { return enabled("reduce") ? add_reduce(plan, task, options) : reduce_at_end(plan, task); });
   return plan;
+}
+
+std::vector<Plan> make_plans(const std::vector<PlanTask>& tasks, PlanOptions options) {
+  while (true) {
+    std::vector<Plan> plans;
+    for (const PlanTask& task : tasks) plans.push_back(make_plan(task, options));
+    try {
+      check_together(plans, tasks);
+      return plans;
+    } catch (const Bug&) {
+      if (options.pending_sends == 0) throw;
+    }
+    options.pending_sends *= 2;
+    if (options.pending_sends > tasks.at(0).micro_batches) options.pending_sends = 0;
+  }
 }
 
 }  // namespace titanium

@@ -21,4 +21,8 @@ struct PassTime {
 // pass breaks a plan.
 Plan make_plan(const PlanTask& task, const PlanOptions& options = {}, std::vector<PassTime>* times = nullptr);
 
+// The plans of all pipeline ranks, which check_together has proved: with as many sends in flight as that
+// needs, where options.pending_sends are too few.
+std::vector<Plan> make_plans(const std::vector<PlanTask>& tasks, PlanOptions options = {});
+
 }  // namespace titanium

@@ -256,7 +256,7 @@ TEST(MakePlan, RefusesTasksThatAreNone) {
             "Bug: plan: a stage of 1 blocks starts at block 3; 2 of 4 blocks are in stages so far");
   task.part.stages = {{0, 2, true, false, false}, {2, 2, false, true, true}};
   EXPECT_EQ(refusal(task),
-            "BadConfig: plan: this builder wants the whole model in one stage, 2 stages given");
+            "BadConfig: plan: without a pipeline's order the whole model is one stage, 2 stages given");
 }
 
 TEST(MakePlan, LargePlansTakeMilliseconds) {

@@ -16,6 +16,12 @@ Plan add_recompute(const Plan& plan, const PlanTask& task, const PlanOptions& op
 // are.
 Plan add_offload(const Plan& plan, const PlanTask& task, const PlanOptions& options);
 
+// Puts `> recv_input b` a step of its stage before the forward that needs it and `. recv_input b` right
+// before it, `> send_output b` after the last block's forward, and likewise for gradients.  Each boundary
+// between two ranks is a channel a direction, on which receives start in the order of the sends.  A send is
+// waited for when `pending_sends` of its channel are in flight, or at the end.
+Plan add_send_recv(const Plan& plan, const PlanTask& task, const PlanOptions& options);
+
 // Puts `> unshard u` `prefetch` steps before a use, `. unshard u` right before it and `reshard u` after it.
 // A step is a run of compute actions of one block and one micro-batch, such as `recompute 1 | backward 1`.
 Plan add_unshard(const Plan& plan, const PlanTask& task, const PlanOptions& options);

@@ -22,7 +22,8 @@ Plan add_reduce(const Plan& plan, const PlanTask& task, const PlanOptions& optio
   const ModelPart& part = task.part;
   const size_t rounds = options.reduce == ReduceWhen::kEachMicroBatch ? task.micro_batches : 1;
   const auto slot = [&](int32_t unit, int32_t micro_batch) {
-    return static_cast<size_t>(unit) * rounds + (rounds > 1 ? static_cast<size_t>(micro_batch) : 0);
+    const bool each = rounds > 1 && part.units[unit].spans < 0;
+    return static_cast<size_t>(unit) * rounds + (each ? static_cast<size_t>(micro_batch) : 0);
   };
   std::vector<size_t> last(part.units.size() * rounds);
   for (size_t i = 0; i < plan.size(); ++i) {
@@ -32,6 +33,7 @@ Plan add_reduce(const Plan& plan, const PlanTask& task, const PlanOptions& optio
   Plan out;
   out.reserve(plan.size() + 2 * last.size());
   std::deque<int32_t> pending;  // oldest first
+  std::vector<int32_t> spanning;
   const auto wait = [&](const std::deque<int32_t>::const_iterator& reduction) {
     out.push_back(Action::of_unit(Kind::kReduce, Half::kWait, *reduction));
     pending.erase(reduction);
@@ -46,10 +48,18 @@ Plan add_reduce(const Plan& plan, const PlanTask& task, const PlanOptions& optio
     out.push_back(plan[i]);
     for (const int32_t unit : units) {
       if (last[slot(unit, plan[i].micro_batch)] != i) continue;
+      if (part.units[unit].spans >= 0) {
+        spanning.push_back(unit);  // others come to it at their end
+        continue;
+      }
       if (limit > 0 && pending.size() == limit) wait(pending.begin());
       out.push_back(Action::of_unit(Kind::kReduce, Half::kStart, unit));
       pending.push_back(unit);
     }
+  }
+  for (const int32_t unit : spanning) {
+    out.push_back(Action::of_unit(Kind::kReduce, Half::kStart, unit));
+    pending.push_back(unit);
   }
   while (!pending.empty()) wait(pending.begin());
   return out;

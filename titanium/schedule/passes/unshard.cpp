@@ -24,7 +24,8 @@ Plan add_unshard(const Plan& plan, const PlanTask& task, const PlanOptions& opti
   const auto used_again = next_uses(work, part);
   const auto ahead = static_cast<size_t>(options.prefetch);
 
-  const auto stays = [&](size_t s, size_t next_use) {
+  const auto stays = [&](size_t s, int32_t unit, size_t next_use) {
+    if (part.units[unit].spans >= 0) return true;
     switch (options.reshard_after_forward) {
       case Reshard::kAlways:
         return false;
@@ -40,6 +41,13 @@ Plan add_unshard(const Plan& plan, const PlanTask& task, const PlanOptions& opti
   Plan out;
   out.reserve(plan.size() * 3);
   std::vector<bool> started(part.units.size(), false), gathered(part.units.size(), false);
+  for (const BlockRun& run : work) {
+    for (const int32_t unit : part.blocks[run.block].units) {
+      if (part.units[unit].spans < 0 || started[unit]) continue;
+      out.push_back(Action::of_unit(Kind::kUnshard, Half::kStart, unit));
+      started[unit] = true;
+    }
+  }
   size_t next = 0;  // index of the plan
   for (size_t s = 0; s < work.size(); ++s) {
     out.insert(out.end(), plan.begin() + next, plan.begin() + work[s].first);
@@ -57,7 +65,7 @@ Plan add_unshard(const Plan& plan, const PlanTask& task, const PlanOptions& opti
     next = work[s].last + 1;
     out.insert(out.end(), plan.begin() + work[s].first, plan.begin() + next);
     for (size_t k = 0; k < units.size(); ++k) {
-      if (stays(s, used_again[s][k])) continue;
+      if (stays(s, units[k], used_again[s][k])) continue;
       out.push_back(Action::of_unit(Kind::kReshard, Half::kWhole, units[k]));
       started[units[k]] = gathered[units[k]] = false;
     }
