@@ -231,6 +231,7 @@ void Checker::forward(Cell& c) {
   }
   expect(save != Save::kInput || part_.blocks[block].droppable, "the block must not be dropped");
   use_units();
+  if (adds_in_forward(*action_, part_)) touch_gradients();
   c.forward = true;
   c.saved = save;
 }

@@ -135,7 +135,7 @@ Effects effects(const Action& a, const PlanTask& task) {
   if (is_compute(a.kind)) {
     for (const int32_t u : task.part.blocks[a.block].units) {
       e.reads.insert("weights" + std::to_string(u));
-      if (a.kind == Kind::kBackward && task.part.units[u].trainable)
+      if ((a.kind == Kind::kBackward || adds_in_forward(a, task.part)) && task.part.units[u].trainable)
         e.reads.insert("gradient" + std::to_string(u));
     }
   }
@@ -274,7 +274,7 @@ TEST(Check, NamesReasonsOfTransfers) {
                    "keep @1 | "
                    "forward 1 keep @1 | loss @1 | backward 1 @1",
                    two_blocks(2)),
-            "plan action 12 `backward 1 @1`: the gradient of unit 1 is being reduced");
+            "plan action 10 `forward 1 keep @1`: the gradient of unit 1 is being reduced");
   EXPECT_EQ(reason("forward 0 keep @0 | forward 1 keep @0 | loss @0 | forward 0 keep @1 | forward 1 keep @1 "
                    "| loss @1 |"
                    "backward 1 @0 | > reduce 1 | > reduce 1",

@@ -33,6 +33,11 @@ std::vector<bool> ModelPart::backward_blocks() const {
   return result;
 }
 
+bool adds_in_forward(const Action& action, const ModelPart& part) {
+  return action.kind == Kind::kForward && action.save != Save::kNothing &&
+         action.block + 1 == static_cast<int32_t>(part.blocks.size()) && part.stages.back().has_loss;
+}
+
 void validate(const PlanTask& task) {
   const auto& [blocks, units, stages] = task.part;
   if (task.micro_batches < 1) throw Bug("plan: {} micro-batches, at least 1 is needed", task.micro_batches);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "titanium/schedule/action.h"
 #include "titanium/schedule/pipeline.h"
 
 namespace titanium {
@@ -61,6 +62,9 @@ struct PlanTask {
   std::shared_ptr<const PipelineOrder> order = nullptr;
   int32_t rank = 0;
 };
+
+// The head's forward adds to the gradient of its weights where it forms the loss itself.
+bool adds_in_forward(const Action& action, const ModelPart& part);
 
 // Bug when an index is out of range, stages do not cover the blocks in order or are not those of the order,
 // or there is no micro-batch.

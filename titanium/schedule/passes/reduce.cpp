@@ -41,7 +41,7 @@ Plan add_reduce(const Plan& plan, const PlanTask& task, const PlanOptions& optio
   const auto limit = static_cast<size_t>(options.pending_reduces);
   for (size_t i = 0; i < plan.size(); ++i) {
     const std::vector<int32_t> units = touched(plan[i], part);
-    for (const int32_t unit : units) {
+    for (const int32_t unit : adds_in_forward(plan[i], part) ? part.blocks[plan[i].block].units : units) {
       const auto busy = std::find(pending.begin(), pending.end(), unit);
       if (busy != pending.end()) wait(busy);
     }
