@@ -177,6 +177,13 @@ Pending Group::start_reduce_scatter(const at::Tensor& flat) const {
   return Pending(shared_->start([transport = shared_->transport, flat] { transport->reduce_scatter(flat); }));
 }
 
+Pending Group::start_broadcast(const at::Tensor& flat, int root) const {
+  if (root < 0 || root >= size_) throw Bug("broadcast from rank {} of {}", root, size_);
+  if (trivial(size_, flat)) return {};
+  return Pending(
+      shared_->start([transport = shared_->transport, flat, root] { transport->broadcast(flat, root); }));
+}
+
 std::vector<std::string> Group::exchange(const std::string& mine) const {
   if (size_ == 1) return {mine};
   std::vector<std::string> all;

@@ -53,6 +53,7 @@ class Group {
   // The same while this rank goes on; the tensor must not be touched until the wait.
   Pending start_all_gather(const at::Tensor& flat) const;
   Pending start_reduce_scatter(const at::Tensor& flat) const;
+  Pending start_broadcast(const at::Tensor& flat, int root) const;
 
   double sum(double value) const;
   // Bytes of any length from every rank, in rank order: counts, errors, names.

@@ -1,5 +1,7 @@
 #include "titanium/dist/mesh.h"
 
+#include <algorithm>
+
 #include "titanium/base/error.h"
 
 namespace titanium {
@@ -45,11 +47,13 @@ std::vector<int> ranks_along(const ParallelDims& dims, int rank, Axes axes) {
   });
 }
 
-std::vector<int> replica_ranks(const ParallelDims& dims, int rank, int tp_begin, int tp_end) {
+std::vector<int> replica_ranks(const ParallelDims& dims, int rank, int tp_begin, int tp_end,
+                               const std::vector<int>& pps) {
   const Coordinates at = coordinates_of(dims, rank);
   return ranks_where(dims, [&](const Coordinates& other) {
-    return other.pp == at.pp && other.dp_replicate == at.dp_replicate && other.tp >= tp_begin &&
-           other.tp < tp_end;
+    const bool stage =
+        pps.empty() ? other.pp == at.pp : std::find(pps.begin(), pps.end(), other.pp) != pps.end();
+    return stage && other.dp_replicate == at.dp_replicate && other.tp >= tp_begin && other.tp < tp_end;
   });
 }
 
@@ -63,13 +67,22 @@ Mesh::Mesh(const ParallelDims& dims, std::shared_ptr<World> world)
   const auto along = [&](Axes axes) { return world_->group(ranks_along(dims_, world_->rank(), axes)); };
   all_ = world_->all();
   tp_ = along({.tp = true});
+  pp_ = along({.pp = true});
   data_ = along({.dp_replicate = true, .dp_shard = true});
   replicate_ = along({.dp_replicate = true});
   copy_ = along({.pp = true, .dp_shard = true, .cp = true, .tp = true});
 }
 
-Group Mesh::replicas(int tp_begin, int tp_end) const {
-  return world_->group(replica_ranks(dims_, world_->rank(), tp_begin, tp_end));
+Group Mesh::replicas(int tp_begin, int tp_end, const std::vector<int>& pps) const {
+  return world_->group(replica_ranks(dims_, world_->rank(), tp_begin, tp_end, pps));
+}
+
+Group Mesh::link(int pp, const std::string& purpose) const {
+  Coordinates other = at_;
+  other.pp = pp;
+  std::vector<int> ranks = {world_->rank(), rank_of(dims_, other)};
+  std::sort(ranks.begin(), ranks.end());
+  return world_->group(ranks, purpose);
 }
 
 }  // namespace titanium

@@ -24,8 +24,10 @@ struct Axes {
 std::vector<int> ranks_along(const ParallelDims& dims, int rank, Axes axes);
 
 // The replica group (design D3) of a weight slice that the tp coordinates [tp_begin, tp_end) hold: the ranks
-// of this dp_replicate copy and stage with those coordinates, ascending.
-std::vector<int> replica_ranks(const ParallelDims& dims, int rank, int tp_begin, int tp_end);
+// of this dp_replicate copy with those coordinates, and one of the pp coordinates in `pps` (none: the rank's
+// own), ascending.
+std::vector<int> replica_ranks(const ParallelDims& dims, int rank, int tp_begin, int tp_end,
+                               const std::vector<int>& pps = {});
 
 class Mesh {
  public:
@@ -40,16 +42,19 @@ class Mesh {
 
   const Group& all() const { return all_; }
   const Group& tp() const { return tp_; }
+  const Group& pp() const { return pp_; }
   const Group& data() const { return data_; }            // ranks with other samples: dp_replicate x dp_shard
   const Group& replicate() const { return replicate_; }  // ranks that own the same elements: dp_replicate
   const Group& copy() const { return copy_; }  // the owners of all elements, once each: one dp_replicate copy
-  Group replicas(int tp_begin, int tp_end) const;  // see replica_ranks
+  Group replicas(int tp_begin, int tp_end, const std::vector<int>& pps = {}) const;  // see replica_ranks
+  // This rank and the one of another pp coordinate; the purpose is a channel of its own.
+  Group link(int pp, const std::string& purpose) const;
 
  private:
   ParallelDims dims_;
   std::shared_ptr<World> world_;
   Coordinates at_;
-  Group all_, tp_, data_, replicate_, copy_;
+  Group all_, tp_, pp_, data_, replicate_, copy_;
 };
 
 }  // namespace titanium

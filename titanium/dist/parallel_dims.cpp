@@ -28,7 +28,6 @@ void ParallelDims::resolve() {
         dp_shard);
   }
   if (cp != 1) throw BadConfig("parallelism.context_parallel_degree = {}: not in this version, give 1", cp);
-  if (pp != 1) throw BadConfig("parallelism.pipeline_parallel_degree = {}: not in this version, give 1", pp);
   if (ep != 1) throw BadConfig("parallelism.expert_parallel_degree = {}: not in this version, give 1", ep);
   const int64_t rest = int64_t{dp_replicate} * cp * tp * pp;
   const int64_t shard = dp_shard == -1 ? world_size / rest : dp_shard;

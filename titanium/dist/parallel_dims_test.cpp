@@ -57,7 +57,7 @@ TEST(ParallelDims, NamesWhatWouldFit) {
 
 TEST(ParallelDims, AxesOfLaterVersionsAreRefusedByKey) {
   EXPECT_NE(refusal({.cp = 2, .world_size = 2}).find("context_parallel_degree = 2"), std::string::npos);
-  EXPECT_NE(refusal({.pp = 2, .world_size = 2}).find("pipeline_parallel_degree = 2"), std::string::npos);
+  EXPECT_NE(refusal({.pp = 2, .world_size = 3}).find("pipeline_parallel_degree 2"), std::string::npos);
 }
 
 }  // namespace

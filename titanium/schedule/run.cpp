@@ -3,9 +3,13 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 
 #include "titanium/base/error.h"
 #include "titanium/dist/agree.h"
@@ -13,16 +17,15 @@
 namespace titanium {
 namespace {
 
-ModelPart part_of(const Model& model, const ParamStore& store) {
-  std::vector<PlanBlock> blocks;
-  for (int block = 0; block < model.block_count(); ++block) {
-    PlanBlock b;
-    for (int unit : store.units_of_block(block)) b.units.push_back(unit);
-    b.droppable = block > 0 && block + 1 < model.block_count();
-    blocks.push_back(std::move(b));
-  }
+ModelPart whole_part(const Model& model, const ParamStore& store) {
+  std::vector<PlanBlock> blocks(static_cast<size_t>(model.block_count()));
   std::vector<PlanUnit> units;
-  for (const auto& unit : store.units()) units.push_back({unit->trainable()});
+  for (const UnitPlace& place : store.places()) {
+    for (const int block : place.blocks) blocks[block].units.push_back(static_cast<int32_t>(units.size()));
+    units.push_back({place.trainable});
+  }
+  for (size_t block = 0; block < blocks.size(); ++block)
+    blocks[block].droppable = block > 0 && block + 1 < blocks.size();
   return ModelPart::whole(std::move(blocks), std::move(units));
 }
 
@@ -58,8 +61,32 @@ class Reshard {
 
 }  // namespace
 
-Executor::Executor(const Model& model, ParamStore& store)
-    : model_(model), store_(store), part_(part_of(model, store)), has_backward_(part_.backward_blocks()) {}
+Executor::Executor(const Model& model, ParamStore& store, std::shared_ptr<const StagePlacing> stages)
+    : model_(model), store_(store) {
+  const ModelPart whole = whole_part(model, store);
+  const StagePlacing one{{0}, {0}};
+  const StagePlacing& placing = stages ? *stages : one;
+  parts_ = split_model(whole, placing.first_blocks, placing.rank_of_stage);
+  const Mesh& mesh = store.mesh();
+  rank_ = static_cast<size_t>(mesh.at().pp);
+  if (parts_.size() != static_cast<size_t>(mesh.pp().size()))
+    throw Bug("stages on {} pipeline ranks of {}", parts_.size(), mesh.pp().size());
+  last_rank_ = placing.rank_of_stage.back();
+  has_backward_ = part().part.backward_blocks();
+  // In the order of the stages on all ranks, because making a group may wait for its other member.
+  for (size_t s = 0; s + 1 < placing.rank_of_stage.size(); ++s) {
+    const int from = placing.rank_of_stage[s], to = placing.rank_of_stage[s + 1], own = mesh.at().pp;
+    if (from == to || (own != from && own != to)) continue;
+    const int other = own == from ? to : from;
+    for (const bool gradient : {false, true}) {
+      const Group group =
+          mesh.link(other, fmt::format("{} of stage {}", gradient ? "gradient" : "output", s));
+      const int sender = gradient ? to : from;  // ranks of a group ascend with pp
+      channels_.emplace(std::pair(static_cast<int32_t>(s), gradient),
+                        Channel{group, sender > std::min(from, to)});
+    }
+  }
+}
 
 WorkResult Executor::run(const Plan& plan, const Work& work) {
   const size_t count = work.batches.size();
@@ -82,7 +109,7 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
     if (!m) {
       m.emplace();
       m->input = work.input(action.micro_batch);
-      m->blocks.resize(model_.blocks.size());
+      m->blocks.resize(part().blocks.size());
     }
     return *m;
   };
@@ -112,17 +139,129 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
         loss(work, action.micro_batch, of(action), result);
         break;
       case Kind::kBackward:
+      case Kind::kBackwardInput:
         backward(action, of(action));
         break;
-      default:
-        throw Bug("plan: '{}' is not for a single stage on one device", to_string(action));
+      case Kind::kBackwardWeight: {
+        const at::NoGradGuard no_grad;
+        std::vector<std::function<void()>>& work_left = of(action).blocks[action.block].weight_work;
+        for (const auto& one : work_left) one();
+        of(action).blocks[action.block] = {};
+        break;
+      }
+      case Kind::kSendOutput:
+      case Kind::kRecvInput:
+      case Kind::kSendInputGrad:
+      case Kind::kRecvOutputGrad:
+        transfer(action, work.batches[action.micro_batch], of(action));
+        break;
+      case Kind::kOffload:
+      case Kind::kOnload:
+        throw Bug("plan: '{}' is not for one device", to_string(action));
     }
     if (action.micro_batch >= 0 && last[action.micro_batch] == i) micro[action.micro_batch].reset();
   }
   agree(mesh.all(), [&] {
     if (loss_error_) std::rethrow_exception(loss_error_);
   });
+  share(work, result);
   return result;
+}
+
+void Executor::transfer(const Action& action, const PackedBatch& batch, MicroBatch& m) {
+  Transfer& own = m.transfers[{action.kind, action.block}];
+  if (action.half == Half::kWait) {
+    own.pending.wait();
+    if (action.kind == Kind::kRecvInput) m.stream = own.tensor;
+    if (action.kind == Kind::kRecvOutputGrad) m.blocks[action.block].grads = {own.tensor};
+    m.transfers.erase({action.kind, action.block});
+    return;
+  }
+  const int32_t stage = part().part.stage_of(action.block).index;
+  const bool gradient = action.kind == Kind::kSendInputGrad || action.kind == Kind::kRecvOutputGrad;
+  const bool at_end = action.kind == Kind::kSendOutput || action.kind == Kind::kRecvOutputGrad;
+  const Channel& channel = channels_.at({at_end ? stage : stage - 1, gradient});
+  if (action.kind == Kind::kSendOutput) {
+    own.tensor = m.stream.contiguous();
+  } else if (action.kind == Kind::kSendInputGrad) {
+    own.tensor = m.input_grads.at(action.block).contiguous();
+    m.input_grads.erase(action.block);
+  } else {
+    own.tensor = at::empty({batch.size() / store_.mesh().tp().size(), model_.config.hidden_size},
+                           at::TensorOptions().dtype(store_.dtypes().compute));
+  }
+  own.pending = channel.group.start_broadcast(own.tensor, channel.sender);
+}
+
+namespace {
+
+constexpr at::Tensor TokenStats::*kStats[] = {&TokenStats::logprob, &TokenStats::entropy,
+                                              &TokenStats::sum_pi_squared, &TokenStats::value};
+
+// What the last stage knows besides tensors, as bytes.
+std::string pack(const WorkResult& result) {
+  std::string text;
+  const auto put = [&](const auto& value) {
+    text.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  put(result.loss.loss.item<double>());
+  for (const double loss : result.losses) put(loss);
+  for (const TokenStats& stats : result.stats) {
+    for (const auto member : kStats) put((stats.*member).defined());
+  }
+  for (const auto& [name, report] : result.loss.reports) {
+    put(name.size());
+    text += name;
+    put(report);
+  }
+  return text;
+}
+
+void unpack(const std::string& text, WorkResult& result, std::vector<std::array<bool, 4>>& defined) {
+  static_assert(std::is_trivially_copyable_v<Report>);
+  size_t at = 0;
+  const auto take = [&](auto& value) {
+    if (at + sizeof value > text.size()) throw Bug("the result of the last pipeline stage is cut off");
+    std::memcpy(&value, text.data() + at, sizeof value);
+    at += sizeof value;
+  };
+  double loss = 0;
+  take(loss);
+  result.loss.loss.fill_(loss);
+  for (double& one : result.losses) take(one);
+  for (auto& flags : defined) {
+    for (bool& flag : flags) take(flag);
+  }
+  while (at < text.size()) {
+    size_t length = 0;
+    take(length);
+    const std::string name = text.substr(at, length);
+    at += length;
+    take(result.loss.reports[name]);
+  }
+}
+
+}  // namespace
+
+// Gives every pipeline rank what the last stage has: so callers need not know where the loss is.
+void Executor::share(const Work& work, WorkResult& result) const {
+  const Group& ranks = store_.mesh().pp();
+  if (ranks.size() == 1) return;
+  const bool has_it = ranks.rank() == last_rank_;
+  const std::vector<std::string> all = ranks.exchange(has_it ? pack(result) : "");
+  std::vector<std::array<bool, 4>> defined(result.stats.size());
+  WorkResult seen = result;
+  unpack(all[last_rank_], has_it ? seen : result, defined);
+  const at::ScalarType dtype = store_.dtypes().compute == at::kDouble ? at::kDouble : at::kFloat;
+  for (size_t i = 0; i < result.stats.size(); ++i) {
+    for (size_t k = 0; k < 4; ++k) {
+      if (!defined[i][k]) continue;
+      at::Tensor& statistic = result.stats[i].*kStats[k];
+      if (!has_it) statistic = at::empty({work.batches[i].size()}, at::TensorOptions().dtype(dtype));
+      statistic = statistic.contiguous();
+      ranks.broadcast(statistic, last_rank_);
+    }
+  }
 }
 
 // Runs a block from its saved input with a graph of its own.
@@ -130,7 +269,7 @@ void Executor::run_block(int32_t block, MicroBatch& m) {
   const at::AutoGradMode grad(true);
   Saved& saved = m.blocks[block];
   BlockOutput out;
-  const at::Tensor y = model_.blocks[block]->forward(saved.input, m.input, out);
+  const at::Tensor y = this->block(block).forward(saved.input, m.input, out);
   if (y.defined()) {
     saved.outputs = {y};
     m.stream = y.detach();
@@ -142,7 +281,8 @@ void Executor::run_block(int32_t block, MicroBatch& m) {
 void Executor::forward(const Action& action, MicroBatch& m) {
   const at::ScalarType compute = store_.dtypes().compute;
   Saved& saved = m.blocks[action.block];
-  saved.input = action.block == 0 ? at::empty({0}, at::TensorOptions().dtype(compute)) : std::move(m.stream);
+  saved.input = part().blocks[action.block] == 0 ? at::empty({0}, at::TensorOptions().dtype(compute))
+                                                 : std::move(m.stream);
   m.stream.reset();
   if (action.save == Save::kAll) {
     saved.input.requires_grad_();
@@ -151,7 +291,7 @@ void Executor::forward(const Action& action, MicroBatch& m) {
   }
   {
     const at::NoGradGuard no_grad;
-    m.stream = model_.blocks[action.block]->forward(saved.input, m.input, m.output);
+    m.stream = block(action.block).forward(saved.input, m.input, m.output);
   }
   if (action.save == Save::kInput) {
     saved.input.requires_grad_();
@@ -227,11 +367,23 @@ void Executor::backward(const Action& action, MicroBatch& m) {
   Saved saved = std::move(m.blocks[action.block]);
   m.blocks[action.block] = {};
   m.stream.reset();
-  std::vector<at::Tensor> grad =
-      torch::autograd::grad(saved.outputs, {saved.input}, saved.grads, std::nullopt, false,
-                            /*allow_unused=*/true);
-  if (action.block > 0 && has_backward_[action.block - 1])
+  const bool split = action.kind == Kind::kBackwardInput;
+  if (split) store_.defer_gradients(&m.blocks[action.block].weight_work);
+  std::vector<at::Tensor> grad;
+  try {
+    grad = torch::autograd::grad(saved.outputs, {saved.input}, saved.grads, std::nullopt, false,
+                                 /*allow_unused=*/true);
+  } catch (...) {
+    store_.defer_gradients(nullptr);
+    throw;
+  }
+  store_.defer_gradients(nullptr);
+  const PlanStage& stage = part().part.stage_of(action.block);
+  if (action.block == stage.first_block && stage.receives()) {
+    if (stage.trainable_before) m.input_grads[action.block] = std::move(grad[0]);
+  } else if (action.block > 0 && has_backward_[action.block - 1]) {
     m.blocks[action.block - 1].grads = {std::move(grad[0])};
+  }
 }
 
 }  // namespace titanium

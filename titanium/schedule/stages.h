@@ -17,6 +17,11 @@ std::vector<int32_t> split_by_cost(const std::vector<double>& costs, int32_t sta
 // empty.
 std::vector<int32_t> split_by_layers(int32_t layers, int32_t stages, int32_t first_less, int32_t last_less);
 
+// Which stage starts where, and on which pipeline rank it is.
+struct StagePlacing {
+  std::vector<int32_t> first_blocks, rank_of_stage;
+};
+
 // The part of each pipeline rank: its stages' blocks and their units, both in the order of the whole model.
 // `whole` is the model in one stage.
 struct RankPart {

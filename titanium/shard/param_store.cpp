@@ -13,14 +13,35 @@ namespace titanium {
 
 ParamStore::ParamStore(WeightTable& table, int blocks, StoreOptions options)
     : table_(table), options_(std::move(options)), block_units_(blocks) {
+  place_units(blocks);
   const auto pool = std::make_shared<BufferPool>();
-  const auto add_unit = [&](const std::string& name, std::vector<Weight*> weights, bool trainable,
-                            int block) {
-    const TpPart& part = weights[0]->parts()[weights[0]->tp()];
-    block_units_[block].push_back(static_cast<int>(units_.size()));
+  const int own = mesh().at().pp;
+  for (UnitPlace& place : places_) {
+    if (!place.pps.empty() && std::find(place.pps.begin(), place.pps.end(), own) == place.pps.end()) continue;
+    const TpPart& part = place.weights[0]->parts()[place.weights[0]->tp()];
+    const int index = static_cast<int>(units_.size());
     units_.push_back(std::make_unique<Unit>(
-        name, std::move(weights), trainable, options_.dtypes,
-        UnitGroups{mesh().replicas(part.holders_begin, part.holders_end), mesh().replicate()}, pool));
+        place.name, place.weights, place.trainable, options_.dtypes,
+        UnitGroups{mesh().replicas(part.holders_begin, part.holders_end, place.pps), mesh().replicate()},
+        pool, deferred_));
+    place.unit = units_.back().get();
+    for (const int block : place.blocks) {
+      if (options_.pp_of_block.empty() || options_.pp_of_block.at(block) == own)
+        block_units_[block].push_back(index);
+    }
+  }
+}
+
+void ParamStore::place_units(int blocks) {
+  const auto add = [&](const std::string& name, std::vector<Weight*> weights, bool trainable,
+                       std::vector<int> users) {
+    UnitPlace place{name, std::move(weights), trainable, std::move(users), {}, nullptr};
+    for (const int block : place.blocks) {
+      if (!options_.pp_of_block.empty()) place.pps.push_back(options_.pp_of_block.at(block));
+    }
+    std::sort(place.pps.begin(), place.pps.end());
+    place.pps.erase(std::unique(place.pps.begin(), place.pps.end()), place.pps.end());
+    places_.push_back(std::move(place));
   };
   for (int block = 0; block < blocks; ++block) {
     // Weights that train alike and whose parts the same ranks hold, on every tensor-parallel coordinate: so
@@ -35,11 +56,11 @@ ParamStore::ParamStore(WeightTable& table, int blocks, StoreOptions options)
       if (weight->block() != block) continue;
       const bool frozen = options_.frozen && options_.frozen(weight->name());
       if (weight->shared()) {
-        const int unit = static_cast<int>(units_.size());
-        add_unit(weight->name(), {weight.get()}, !frozen, block);
+        std::vector<int> users{block};
         for (const auto& use : table_.second_uses()) {
-          if (use.weight == weight.get()) block_units_[use.block].push_back(unit);
+          if (use.weight == weight.get()) users.push_back(use.block);
         }
+        add(weight->name(), {weight.get()}, !frozen, users);
         continue;
       }
       Kind kind{frozen, {}};
@@ -55,8 +76,8 @@ ParamStore::ParamStore(WeightTable& table, int blocks, StoreOptions options)
       const bool several = std::count_if(kinds.begin(), kinds.end(),
                                          [&](const auto& k) { return k.first.frozen == kind.frozen; }) > 1;
       const std::string of = several ? fmt::format(" from {}", weights[0]->name()) : "";
-      add_unit(fmt::format("block {}{}{}", block, of, kind.frozen ? " (frozen)" : ""), weights, !kind.frozen,
-               block);
+      add(fmt::format("block {}{}{}", block, of, kind.frozen ? " (frozen)" : ""), weights, !kind.frozen,
+          {block});
     }
   }
 }
@@ -66,31 +87,32 @@ bool ParamStore::whole() const {
 }
 
 std::vector<Slice> ParamStore::slices_of(const Coordinates& at) const {
-  struct Place {
-    int64_t first, part;
-    std::map<const Weight*, int64_t> offsets;
+  struct Lies {  // a weight, in the unit as that rank has it
+    int64_t offset, first, part;
+    Unit* unit;
   };
-  std::map<const Unit*, Place> places;
+  std::map<const Weight*, Lies> lies;
   const ParallelDims& dims = mesh().dims();
   const int rank = rank_of(dims, at);
-  for (const auto& unit : units_) {
-    const TpPart& part = unit->weights()[0]->parts()[at.tp];
-    const std::vector<int> ranks = replica_ranks(dims, rank, part.holders_begin, part.holders_end);
-    const UnitLayout layout(unit->weights(), at.tp, static_cast<int>(ranks.size()));
+  for (const UnitPlace& place : places_) {
+    if (!place.pps.empty() && std::find(place.pps.begin(), place.pps.end(), at.pp) == place.pps.end())
+      continue;
+    const TpPart& part = place.weights[0]->parts()[at.tp];
+    const std::vector<int> ranks = replica_ranks(dims, rank, part.holders_begin, part.holders_end, place.pps);
+    const UnitLayout layout(place.weights, at.tp, static_cast<int>(ranks.size()));
     const auto index = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
-    Place& place = places[unit.get()];
-    place.part = layout.part;
-    place.first = layout.part * index;
-    for (size_t i = 0; i < layout.offsets.size(); ++i) place.offsets[unit->weights()[i]] = layout.offsets[i];
+    for (size_t i = 0; i < layout.offsets.size(); ++i)
+      lies[place.weights[i]] = {layout.offsets[i], layout.part * index, layout.part, place.unit};
   }
   std::vector<Slice> all;
   for (const auto& weight : table_.weights()) {
-    const Place& place = places.at(&weight->unit());
-    const int64_t offset = place.offsets.at(weight.get());
-    const int64_t begin = std::max(offset, place.first);
-    const int64_t end = std::min(offset + weight->local_numel(at.tp), place.first + place.part);
+    const auto found = lies.find(weight.get());
+    if (found == lies.end()) continue;
+    const auto& [offset, first, part, unit] = found->second;
+    const int64_t begin = std::max(offset, first);
+    const int64_t end = std::min(offset + weight->local_numel(at.tp), first + part);
     if (begin >= end) continue;
-    all.push_back({weight.get(), &weight->unit(), at.tp, begin - offset, end - offset, begin - place.first});
+    all.push_back({weight.get(), unit, at.tp, begin - offset, end - offset, begin - first});
   }
   return all;
 }
@@ -157,8 +179,10 @@ void ParamStore::init(uint64_t seed, const std::function<bool(const Weight&)>& w
       }
     }
   }
-  for (const auto& weight : table_.weights()) {
-    if (!which || which(*weight)) weight->unit().written();
+  for (const UnitPlace& place : places_) {
+    if (place.unit && (!which || std::any_of(place.weights.begin(), place.weights.end(),
+                                             [&](const Weight* weight) { return which(*weight); })))
+      place.unit->written();
   }
 }
 

@@ -38,16 +38,28 @@ struct StoreOptions {
   StoreDtypes dtypes;
   std::function<bool(const std::string& name)> frozen;  // null: everything trains
   Mesh mesh;
+  std::vector<int> pp_of_block;  // the pp coordinate that has each block; empty: all are on every rank
+};
+
+// A unit of the model, on whichever ranks it is: the same list on all of them.
+struct UnitPlace {
+  std::string name;
+  std::vector<Weight*> weights;
+  bool trainable = true;
+  std::vector<int> blocks;  // that use it, ascending
+  std::vector<int> pps;     // pp coordinates that have them, ascending; empty where there is no pipeline
+  Unit* unit = nullptr;     // null where this rank has none of them
 };
 
 class ParamStore {
  public:
-  // Allocates the masters (zeroed) of every weight in the table and places the weights.
+  // Allocates the masters (zeroed) of this rank's weights and places them.
   ParamStore(WeightTable& table, int blocks, StoreOptions options);
 
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   Unit& unit(int index) const { return *units_.at(index); }
   std::vector<int> units_of_block(int block) const { return block_units_.at(block); }
+  const std::vector<UnitPlace>& places() const { return places_; }
   const WeightTable& table() const { return table_; }
   const StoreDtypes& dtypes() const { return options_.dtypes; }
   const Mesh& mesh() const { return options_.mesh; }
@@ -55,8 +67,8 @@ class ParamStore {
 
   // Every weight that this rank owns a part of, in the order of the table.
   std::vector<Slice> slices() const { return slices_of(mesh().at()); }
-  // The same of any rank of this stage: over the ranks of mesh().copy() they hold every element of every
-  // weight once.
+  // The same of any rank; its unit is null where this rank has none of its own.  Over the ranks of
+  // mesh().copy() they hold every element of every weight once.
   std::vector<Slice> slices_of(const Coordinates& at) const;
   const Weight& weight(const std::string& name) const;  // Bug when absent
   int64_t parameters() const;                           // elements of all weights, a tied one once
@@ -67,6 +79,10 @@ class ParamStore {
 
   void zero_grad();
   void release_grad();
+
+  // Weight gradients of what runs from here on are work for later, in this queue; null: they are formed at
+  // once.
+  void defer_gradients(std::vector<std::function<void()>>* queue) { deferred_->queue = queue; }
 
   // Whoever still reads the masters (an async save) asks to be told before a unit is written (design D13).
   // The hook waits for, or copies, what it needs.  Everything that writes masters or optimizer state calls
@@ -88,10 +104,14 @@ class ParamStore {
   int64_t stream_version(std::optional<int64_t> wanted);
 
  private:
+  void place_units(int blocks);
+
   WeightTable& table_;
   StoreOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<std::vector<int>> block_units_;
+  std::vector<std::vector<int>> block_units_;  // of this rank's blocks
+  std::vector<UnitPlace> places_;
+  std::shared_ptr<Unit::Deferred> deferred_ = std::make_shared<Unit::Deferred>();
   WriteHook hook_;
   std::vector<std::weak_ptr<const std::string>> readers_;
   int64_t stream_version_ = 0;

@@ -7,7 +7,7 @@
 namespace titanium {
 
 Unit::Unit(std::string name, std::vector<Weight*> weights, bool trainable, StoreDtypes dtypes,
-           UnitGroups groups, std::shared_ptr<BufferPool> pool)
+           UnitGroups groups, std::shared_ptr<BufferPool> pool, std::shared_ptr<Deferred> deferred)
     : name_(std::move(name)),
       weights_(std::move(weights)),
       trainable_(trainable),
@@ -15,6 +15,7 @@ Unit::Unit(std::string name, std::vector<Weight*> weights, bool trainable, Store
       groups_(std::move(groups)),
       layout_(weights_, weights_.at(0)->tp(), groups_.replicas.size()),
       pool_(std::move(pool)),
+      deferred_(std::move(deferred)),
       shard_(zero_pages(layout_.part, dtypes_.param)) {
   for (size_t i = 0; i < weights_.size(); ++i) weights_[i]->place(this, layout_.offsets[i]);
 }
@@ -133,6 +134,10 @@ void Unit::finish_reduce() {
 }
 
 void Unit::run_or_queue(std::function<void()> work) {
+  if (deferred_ && deferred_->queue) {
+    deferred_->queue->push_back(std::move(work));
+    return;
+  }
   const at::NoGradGuard no_grad;
   work();
 }

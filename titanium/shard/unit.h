@@ -27,8 +27,13 @@ class Unit {
  public:
   static constexpr int64_t kAlign = UnitLayout::kAlign;
 
+  // Where this rank's weight gradients go while they are put off.
+  struct Deferred {
+    std::vector<std::function<void()>>* queue = nullptr;  // null: they are formed at once
+  };
+
   Unit(std::string name, std::vector<Weight*> weights, bool trainable, StoreDtypes dtypes, UnitGroups groups,
-       std::shared_ptr<BufferPool> pool);
+       std::shared_ptr<BufferPool> pool, std::shared_ptr<Deferred> deferred = nullptr);
 
   const std::string& name() const { return name_; }
   const std::vector<Weight*>& weights() const { return weights_; }
@@ -98,6 +103,7 @@ class Unit {
   UnitGroups groups_;
   UnitLayout layout_;
   std::shared_ptr<BufferPool> pool_;
+  std::shared_ptr<Deferred> deferred_;
   at::Tensor shard_;    // [part] masters
   at::Tensor compute_;  // [numel] what blocks see
   at::Tensor partial_;  // [numel] contributions that are not reduced yet; undefined where there are none

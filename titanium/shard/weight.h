@@ -51,6 +51,7 @@ class Weight final : public Handle {
   // Where it lies: set once, by the ParamStore.
   void place(Unit* unit, int64_t offset);
   Unit& unit() const { return *unit_; }
+  Unit* unit_here() const { return unit_; }   // null where other pipeline ranks have it
   int64_t offset() const { return offset_; }  // in elements from the start of the unit's flat buffer
 
  private:

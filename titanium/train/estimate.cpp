@@ -21,8 +21,8 @@ RunMemory estimate_memory(TrainStep& step, const Optimizer& optimizer, int64_t t
   const auto element = static_cast<int64_t>(c10::elementSize(dtypes.compute));
   const int64_t stream = tokens / step.store().mesh().tp().size() * step.model().config.hidden_size * element;
   PlanBytes bytes;
-  for (const auto& block : step.model().blocks) {
-    const Block::Bytes b = block->bytes(tokens, element, step.options().keep_cheap);
+  for (const int32_t block : step.part().blocks) {
+    const Block::Bytes b = step.model().blocks[block]->bytes(tokens, element, step.options().keep_cheap);
     bytes.blocks.push_back(
         {.input = stream, .saved = b.saved, .forward_work = b.work, .backward_work = 2 * b.work});
   }
@@ -34,8 +34,13 @@ RunMemory estimate_memory(TrainStep& step, const Optimizer& optimizer, int64_t t
     memory.gradients += gradient;  // kept between plans, to add to and to clip
     bytes.units.push_back({.weights = unit->bytes_gathered(), .gradient = 0});
   }
-  // A second micro-batch adds nothing at the peak: the first one's activations are gone by then.
-  const MemoryUse peak = simulate_memory(step.plan(1, false), step.task(1, false), bytes).at_peak;
+  // In one stage a second micro-batch adds nothing at the peak: the first one's activations are gone by then.
+  // A pipeline is full with two for each of its stages.
+  const auto micro_batches =
+      step.options().pipeline ? 2 * static_cast<int32_t>(step.options().pipeline->stages.rank_of_stage.size())
+                              : 1;
+  const MemoryUse peak =
+      simulate_memory(step.plan(micro_batches, false), step.task(micro_batches, false), bytes).at_peak;
   memory.optimizer = static_cast<int64_t>(optimizer.bytes_planned());
   memory.weights = peak.weights;
   memory.activations = peak.activations;

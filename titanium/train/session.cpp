@@ -126,6 +126,58 @@ void load_session_weights(const std::filesystem::path& folder, const SessionOpti
   });
 }
 
+std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& config, int ranks,
+                                                        const Model& model) {
+  if (ranks == 1) return nullptr;
+  auto result = std::make_shared<PipelineOptions>();
+  const auto blocks = static_cast<int32_t>(model.block_count());
+  std::vector<int32_t> rank_of;
+  if (!config.schedule_csv.empty()) {
+    result->csv_file = config.schedule_csv;
+    result->csv = read_file(config.schedule_csv);
+    rank_of = read_pipeline_csv(result->csv, result->csv_file, ranks, 1).rank_of;
+  } else {
+    const PipelineSchedule& schedule = pipeline_schedule(config.schedule);
+    result->schedule = schedule.name;
+    result->stages_per_rank = schedule.one_stage ? 1 : 2;
+    if (config.layers_per_stage > 0) {
+      const int64_t layers = model.layers() + std::max<int64_t>(config.first_less_layers, 0) +
+                             std::max<int64_t>(config.last_less_layers, 0);
+      const int64_t stages = (layers + config.layers_per_stage - 1) / config.layers_per_stage;
+      if (stages % ranks != 0) {
+        throw BadConfig(
+            "parallelism.pipeline_parallel_layers_per_stage = {}: {} layers make {} stages, which {} "
+            "pipeline ranks do "
+            "not divide",
+            config.layers_per_stage, layers, stages, ranks);
+      }
+      result->stages_per_rank = static_cast<int32_t>(stages / ranks);
+    }
+    pipeline_order(schedule.name, ranks, result->stages_per_rank, 1);  // refuses what does not fit it
+    rank_of = place_stages(schedule.placement, ranks, result->stages_per_rank);
+  }
+  const auto stages = static_cast<int32_t>(rank_of.size());
+  if (config.first_less_layers >= 0 || config.last_less_layers >= 0) {
+    result->stages.first_blocks =
+        split_by_layers(static_cast<int32_t>(model.layers()), stages,
+                        static_cast<int32_t>(std::max<int64_t>(config.first_less_layers, 0)),
+                        static_cast<int32_t>(std::max<int64_t>(config.last_less_layers, 0)));
+  } else {
+    // Multiply-adds: a layer, and the head, which computes as much for V outputs as a matrix of its size.
+    const HfConfig& c = model.config;
+    const double layer =
+        static_cast<double>(c.hidden_size) *
+        (c.head_dim * (2 * c.num_attention_heads + 2 * c.num_key_value_heads) + 3 * c.intermediate_size);
+    std::vector<double> costs(static_cast<size_t>(blocks), 1);
+    costs.front() = 0.1;  // a copy of rows
+    costs.back() =
+        model.head ? static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size) / layer : 0.1;
+    result->stages.first_blocks = split_by_cost(costs, stages);
+  }
+  result->stages.rank_of_stage = std::move(rank_of);
+  return result;
+}
+
 Session open_session(const std::filesystem::path& folder, const SessionOptions& options, Log& log) {
   const std::shared_ptr<World> world = options.world ? options.world : solo_world();
   ParallelDims dims = options.dims;
@@ -141,9 +193,22 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
     for (const auto& weight : session.model->table->weights()) names.push_back(weight->name());
     check_patterns(options.freeze, names, options.freeze_key);
   });
+  StepOptions step = options.step;
+  agree(mesh.all(), [&] {  // the model's stages
+    step.pipeline = pipeline_options(options.pipeline, mesh.pp().size(), *session.model);
+  });
   StoreOptions store;
   store.dtypes = options.dtypes;
   store.mesh = mesh;
+  if (step.pipeline) {
+    if (step.plan.reshard_after_forward == Reshard::kDefault)
+      step.plan.reshard_after_forward = Reshard::kNever;
+    const auto& [first, rank_of] = step.pipeline->stages;
+    for (int block = 0; block < session.model->block_count(); ++block) {
+      const auto stage = std::upper_bound(first.begin(), first.end(), block) - first.begin() - 1;
+      store.pp_of_block.push_back(rank_of[stage]);
+    }
+  }
   if (!options.freeze.empty()) {
     store.frozen = [patterns = options.freeze](const std::string& name) {
       return std::any_of(patterns.begin(), patterns.end(),
@@ -151,13 +216,13 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
     };
   }
   session.store = std::make_unique<ParamStore>(*session.model->table, session.model->block_count(), store);
-  const auto& units = session.store->units();
+  const auto& units = session.store->places();
   if (!options.freeze.empty() &&
-      std::none_of(units.begin(), units.end(), [](const auto& unit) { return unit->trainable(); })) {
+      std::none_of(units.begin(), units.end(), [](const UnitPlace& unit) { return unit.trainable; })) {
     throw BadConfig("{}: every weight is frozen, so there is nothing to train", options.freeze_key);
   }
   if (options.load_weights) load_session_weights(folder, options, session, log);
-  session.step = std::make_unique<TrainStep>(*session.model, *session.store, options.step);
+  session.step = std::make_unique<TrainStep>(*session.model, *session.store, step);
   return session;
 }
 
@@ -177,6 +242,11 @@ Session open_session(const std::filesystem::path& folder, const TrainConfig& con
   options.freeze = config.model.freeze;
   options.freeze_key = "model.freeze";
   options.load_weights = load_weights;
+  options.pipeline = {.schedule = p.pipeline_parallel_schedule,
+                      .schedule_csv = p.pipeline_parallel_schedule_csv,
+                      .layers_per_stage = p.pipeline_parallel_layers_per_stage,
+                      .first_less_layers = p.pipeline_parallel_first_stage_less_layers,
+                      .last_less_layers = p.pipeline_parallel_last_stage_less_layers};
   return open_session(folder, options, log);
 }
 

@@ -22,6 +22,13 @@ struct Session {
   std::unique_ptr<TrainStep> step;
 };
 
+// parallelism.pipeline_parallel_*
+struct PipelineConfig {
+  std::string schedule = "1F1B", schedule_csv;
+  int64_t layers_per_stage = 0;  // 0: as many stages as the schedule has a rank, at least
+  int64_t first_less_layers = -1, last_less_layers = -1;  // -1: by cost
+};
+
 struct SessionOptions {
   ParallelDims dims;
   std::shared_ptr<World> world;  // null: one rank
@@ -33,7 +40,13 @@ struct SessionOptions {
   Json override_config = Json::object();  // replaces keys of config.json
   uint64_t seed = 42;                     // of a value head that the files lack
   bool load_weights = true;
+  PipelineConfig pipeline;
 };
+
+// Where the stages lie, from the keys; null for one pipeline rank.  BadConfig names the keys that do not fit
+// the model.
+std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& config, int ranks,
+                                                        const Model& model);
 
 // Builds the model of folder/config.json and reads its weights.  A value model takes the files of a language
 // model, of a TokenClassification or of a SequenceClassification model; what they lack of score.weight (or

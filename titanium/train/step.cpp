@@ -8,21 +8,53 @@
 
 namespace titanium {
 
+PipelineOrder PipelineOptions::order(int32_t ranks, int32_t micro_batches) const {
+  return csv.empty() ? pipeline_order(schedule, ranks, stages_per_rank, micro_batches)
+                     : read_pipeline_csv(csv, csv_file, ranks, micro_batches);
+}
+
 TrainStep::TrainStep(const Model& model, ParamStore& store, StepOptions options)
-    : model_(model), store_(store), options_(std::move(options)), executor_(model, store) {
+    : model_(model),
+      store_(store),
+      options_(std::move(options)),
+      executor_(model, store,
+                options_.pipeline
+                    ? std::shared_ptr<const StagePlacing>(options_.pipeline, &options_.pipeline->stages)
+                    : nullptr) {
   if (store.whole()) {
     options_.plan.reshard_after_forward = Reshard::kNever;
     options_.plan.prefetch = 0;
   }
 }
 
+std::vector<PlanTask> TrainStep::tasks(int32_t micro_batches, bool forward_only) const {
+  std::vector<PlanTask> tasks;
+  std::shared_ptr<PipelineOrder> order;
+  const auto ranks = static_cast<int32_t>(executor_.parts().size());
+  if (options_.pipeline) {
+    order = std::make_shared<PipelineOrder>(options_.pipeline->order(ranks, micro_batches));
+    if (forward_only) *order = forwards_of(*order);
+  }
+  for (int32_t r = 0; r < ranks; ++r)
+    tasks.push_back({executor_.parts()[r].part, micro_batches, forward_only, order, r});
+  return tasks;
+}
+
 PlanTask TrainStep::task(int32_t micro_batches, bool forward_only) const {
-  return {executor_.part(), micro_batches, forward_only};
+  return tasks(micro_batches, forward_only).at(store_.mesh().at().pp);
 }
 
 const Plan& TrainStep::plan(int32_t micro_batches, bool forward_only) {
   const auto [entry, is_new] = plans_.try_emplace({micro_batches, forward_only});
-  if (is_new) entry->second = make_plan(task(micro_batches, forward_only), options_.plan);
+  if (!is_new) return entry->second;
+  try {
+    const std::vector<PlanTask> all = tasks(micro_batches, forward_only);
+    entry->second = all.size() == 1 ? make_plan(all[0], options_.plan)
+                                    : std::move(make_plans(all, options_.plan).at(store_.mesh().at().pp));
+  } catch (...) {
+    plans_.erase(entry);
+    throw;
+  }
   return entry->second;
 }
 

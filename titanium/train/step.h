@@ -9,10 +9,21 @@
 
 namespace titanium {
 
+// A pipeline over mesh.pp(): the blocks of each stage, and in which order stages run.
+struct PipelineOptions {
+  std::string schedule;       // a name of pipeline.h, or
+  std::string csv, csv_file;  // PyTorch's CSV, where it came from a file
+  int32_t stages_per_rank = 1;
+  StagePlacing stages;
+
+  PipelineOrder order(int32_t ranks, int32_t micro_batches) const;
+};
+
 struct StepOptions {
   PlanOptions plan;
   bool keep_cheap = false;  // see BlockInput
   HeadRows head_rows = HeadRows::kWeighted;
+  std::shared_ptr<const PipelineOptions> pipeline = nullptr;  // null: the model is in one stage
 };
 
 // What one call works out.
@@ -45,8 +56,11 @@ class TrainStep {
 
   const Plan& plan(int32_t micro_batches, bool forward_only);  // made and checked once, then kept
   PlanTask task(int32_t micro_batches, bool forward_only) const;
+  // Of every pipeline rank.
+  std::vector<PlanTask> tasks(int32_t micro_batches, bool forward_only) const;
   const StepOptions& options() const { return options_; }
   const Model& model() const { return model_; }
+  const RankPart& part() const { return executor_.part(); }
   ParamStore& store() { return store_; }
 
  private:

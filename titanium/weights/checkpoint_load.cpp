@@ -272,7 +272,7 @@ class Loader {
   void make_states() {
     for (const auto& [key, slices] : saved_) {
       if (key.first == kMaster) continue;
-      optimizer_->make_state(store_.weight(key.second).unit(), key.first);
+      if (Unit* unit = store_.weight(key.second).unit_here()) optimizer_->make_state(*unit, key.first);
     }
   }
 

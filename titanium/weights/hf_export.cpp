@@ -63,7 +63,7 @@ struct Files {
 Files lay_out(const ParamStore& store, const HfExportOptions& options) {
   Files all;
   for (const auto& weight : store.table().weights()) {
-    const Dtype dtype = options.dtype.value_or(to_dtype(weight->unit().dtypes().param));
+    const Dtype dtype = options.dtype.value_or(to_dtype(store.dtypes().param));
     all.weights.push_back(weight.get());
     all.specs.push_back({weight->name(), dtype, weight->shape()});
   }

@@ -111,7 +111,8 @@ class Loader {
   HfLoadReport write() {
     std::set<Unit*> units;  // of every rank, so also those of which this one owns nothing
     for (const auto& [weight, source] : sources_) {
-      if (source.view != nullptr && units.insert(&weight->unit()).second) store_.before_write(weight->unit());
+      Unit* unit = weight->unit_here();
+      if (source.view != nullptr && unit != nullptr && units.insert(unit).second) store_.before_write(*unit);
     }
     each_piece(pieces_, [&](size_t i) { fill(pieces_[i]); });
     for (Unit* unit : units) unit->written();

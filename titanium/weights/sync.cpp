@@ -177,7 +177,7 @@ BucketStream::State::State(ParamStore& store, const SyncOptions& options)
   const std::set<std::string> kept(options.keep_fp32.begin(), options.keep_fp32.end());
   const auto add = [&](const std::string& name, const Weight& weight) {
     const Dtype dtype =
-        kept.count(name) ? Dtype::F32 : options.dtype.value_or(to_dtype(weight.unit().dtypes().param));
+        kept.count(name) ? Dtype::F32 : options.dtype.value_or(to_dtype(store.dtypes().param));
     header.tensors.push_back({name, dtype, weight.shape()});
     header.bytes += header.tensors.back().nbytes();
     sources.push_back({&weight, slices[&weight], ranks.size() == 1 ? view_of(weight, dtype) : at::Tensor()});
