@@ -2,13 +2,17 @@
 
 #include <exception>
 
+#include "titanium/dist/agree.h"
 #include "titanium/dist/open_world.h"
+#include "titanium/dist/program.h"
 
 namespace titanium {
 
 int on_ranks(const CommConfig& comm, const std::function<int(std::shared_ptr<World>)>& work) {
   const std::shared_ptr<World> world = open_world(comm);
   try {
+    world->progress(0, "start");
+    agree_on(world->all(), "the program", program_identity());
     const int status = work(world);
     // No rank leaves while another still counts on it.
     world->all().barrier();

@@ -72,6 +72,7 @@ int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
   }
   check_complete(config);
   std::signal(SIGPIPE, SIG_IGN);  // a reader of the log that is gone is no reason to stop
+  std::signal(SIGXFSZ, SIG_IGN);  // nor is a file that may not grow (ulimit -f): its write says so
   return on_ranks(config.comm, [&](const std::shared_ptr<World>& world) { return train(config, world); });
 }
 

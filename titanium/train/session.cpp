@@ -141,6 +141,7 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
     for (const auto& weight : session.model->table->weights()) names.push_back(weight->name());
     check_patterns(options.freeze, names, options.freeze_key);
   });
+  agree_on(mesh.all(), "the model's config.json", session.spec.config.to_json().dump(1));
   StoreOptions store;
   store.dtypes = options.dtypes;
   store.mesh = mesh;
