@@ -29,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kForTheCause{2000};  // for the rank that another one lost to show its own error
+constexpr milliseconds kForThemselves{2000};  // for ranks to end, and to say why
 constexpr milliseconds kForSigterm{5000};
 constexpr size_t kLongestLine = 1 << 20;  // longer ones are cut
 constexpr int kCannotRun = 127;           // as a shell's
@@ -299,9 +299,9 @@ class Launcher {
     if ((failures_.empty() && !unheard_) || running() == 0) return;
     const Clock::time_point now = Clock::now();
     if (!terminated_) {
-      const bool known = unheard_ || !cause()->lost_another();
-      if (!known && now - first_failure_ < kForTheCause) return;
+      if (!unheard_ && now - first_failure_ < kForThemselves) return;
       to_all(SIGTERM);
+      to_all(SIGCONT);  // one that is stopped hears nothing else
       terminated_ = now;
       ended_others_ = true;
     } else if (now - *terminated_ > kForSigterm) {

@@ -55,6 +55,7 @@ class Trainer {
   std::filesystem::path resume_from() const;
   // Weights, and where a run goes on its optimizer state and what that run saved with them.
   std::optional<LoadedCheckpoint> load_weights();
+  TrainingData load_data();
   void restore(const LoadedCheckpoint& loaded);
   void summary();
   StepReport train_step(Step step);
