@@ -21,4 +21,5 @@ build-tsan/test_dist --gtest_filter='-*processes*:*Killed*:*EndsBeforeAllCame*' 
 
 scripts/fuzz.sh 300
 tests/faults/kill_resume.sh "$PWD/build/titanium" "$PWD" 40
+ctest --test-dir build --output-on-failure -L nightly
 echo "nightly: ok"
