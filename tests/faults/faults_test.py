@@ -139,7 +139,9 @@ class OneRank(Faults):
     """comes to grief."""
 
     PLACES = {  # step, where
+        "starting": (0, "start"),
         "loading": (0, "loading weights"),
+        "reading": (0, "reading the data"),
         "forward": (5, "forward"),
         "reduce": (5, "reduce"),
         "update": (5, "update"),
@@ -209,7 +211,7 @@ class OneRank(Faults):
 
     def test_ends_all_wherever_it_is(self):
         self.check(self.start(2, self.keys("straight")).wait(), 0)
-        one = [(2, 1, how, place, ()) for how, place in (("kill", "loading"), ("throw", "loading"), ("throw", "forward"), ("exit", "reduce"),
+        one = [(2, 1, how, place, ()) for how, place in (("kill", "starting"), ("exit", "loading"), ("throw", "reading"), ("throw", "forward"), ("exit", "reduce"),
                                                          ("kill", "saving"), ("throw", "writing"), ("kill", "exporting"))]
         zero = [(2, 0, how, place, ()) for how, place in (("throw", "update"), ("kill", "writing"), ("exit", "forward"), ("stop", "loading"),
                                                           ("stop", "reduce"))]
