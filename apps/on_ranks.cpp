@@ -2,9 +2,7 @@
 
 #include <exception>
 
-#include "titanium/dist/agree.h"
 #include "titanium/dist/open_world.h"
-#include "titanium/dist/program.h"
 
 namespace titanium {
 
@@ -12,7 +10,6 @@ int on_ranks(const CommConfig& comm, const std::function<int(std::shared_ptr<Wor
   const std::shared_ptr<World> world = open_world(comm);
   try {
     world->progress(0, "start");
-    agree_on(world->all(), "the program", program_identity());
     const int status = work(world);
     // No rank leaves while another still counts on it.
     world->all().barrier();
