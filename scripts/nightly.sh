@@ -15,9 +15,10 @@ GTEST_FILTER='-PpoOnSmolLm2.InBf16IsNoFartherFromFp32ThanTransformers' \
 # run with one compute thread and their own threads.
 export OMP_NUM_THREADS=1 TSAN_OPTIONS="second_deadlock_stack=1 suppressions=$PWD/scripts/tsan.supp"
 cmake --preset tsan
-ninja -C build-tsan -j "$(nproc)" test_data test_text test_report test_checkpoint test_sync test_dist
-for test in data text report checkpoint sync; do build-tsan/test_$test; done
+ninja -C build-tsan -j "$(nproc)" test_data test_text test_report test_weights test_checkpoint test_sync test_dist test_layouts
+for test in data text report weights checkpoint sync; do build-tsan/test_$test; done
 build-tsan/test_dist --gtest_filter='-*processes*:*Killed*:*EndsBeforeAllCame*'  # ThreadSanitizer follows no forks
+build-tsan/test_layouts --gtest_filter='*qwen3_tied_*:Vocabulary/*:Uneven/*:Layouts.*'
 
 scripts/fuzz.sh 300
 tests/faults/kill_resume.sh "$PWD/build/titanium" "$PWD" 40

@@ -165,7 +165,7 @@ class OneRank(Faults):
         # The main thread trains while another one writes; over Gloo heartbeats are some time apart.
         did = r"step \d+, .+" if place == "writing" else rf"step {step}, .*{where}.*"
         if gloo:
-            did = r"step \d+, .+|it had not begun to work"
+            did = r"step \d+, .+|it had not begun to work|nothing is known of it"
         lost = re.compile(r"\[(\d+)\] titanium: RankLost: rank (\d+) (.*); (?:its last progress: |last at |)(.*)$")
         said = {}
         for at, line in run.lines:
