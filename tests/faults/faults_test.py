@@ -221,7 +221,7 @@ class OneRank(Faults):
         stop = [(2, 1, "stop", place, ()) for place in ("forward", "writing")]
         names = self.run_all(one + zero + gloo + stop)
         for name in names:
-            if "writing" in name or "exporting" in name:
+            if name.startswith(("kill-writing", "kill-exporting")):
                 self.check_resumes(name, 2)
 
     @unittest.skipUnless(ALL, "for the night")
