@@ -23,6 +23,7 @@ struct Layout {
   int64_t budget = 64;  // tokens of a micro-batch
   std::string recompute = "none";
   std::string reshard = "default";
+  bool offload = false;
   int ranks() const { return replicate * shard * tp; }
 };
 void PrintTo(const Layout& layout, std::ostream* out) {
@@ -70,18 +71,20 @@ void collect(const ParamStore& store, Tensors& into, const std::function<at::Ten
   }
 }
 
-Outcome train(const std::string& model, const Layout& layout, const std::string& dtype) {
+Outcome train(const std::string& model, const Layout& layout, const std::string& dtype,
+              const std::string& compute) {
   Outcome outcome;
   outcome.weights.resize(layout.replicate);
   std::mutex mutex;
   run_ranks(layout.ranks(), [&](std::shared_ptr<World> world) {
     TrainConfig config = load_train_config(
         std::nullopt,
-        {"training.mixed_precision_param=" + dtype, "training.dtype=" + dtype,
+        {"training.mixed_precision_param=" + compute, "training.dtype=" + dtype,
          "training.mixed_precision_reduce=" + dtype, "optimizer.state_dtype=" + dtype, "training.seq_len=32",
          fmt::format("training.max_tokens_per_microbatch={}", layout.budget),
          "activation_checkpoint.mode=" + layout.recompute,
          "parallelism.fsdp_reshard_after_forward=" + layout.reshard,
+         fmt::format("training.enable_cpu_offload={}", layout.offload),
          fmt::format("parallelism.data_parallel_replicate_degree={}", layout.replicate),
          fmt::format("parallelism.data_parallel_shard_degree={}", layout.shard),
          fmt::format("parallelism.tensor_parallel_degree={}", layout.tp)});
@@ -100,6 +103,9 @@ Outcome train(const std::string& model, const Layout& layout, const std::string&
       const double loss =
           mesh.data().sum(session.step->forward_backward(batches, SftLoss()).loss.item<double>());
       const double norm = grad_norm(store).value;
+      for (const auto& unit : store.units()) {
+        EXPECT_TRUE(!layout.offload || !unit->current().defined()) << unit->name() << " keeps its cast";
+      }
       {
         const std::lock_guard lock(mutex);
         outcome.losses[step] = loss;
@@ -113,6 +119,10 @@ Outcome train(const std::string& model, const Layout& layout, const std::string&
     collect(store, outcome.weights[mesh.at().dp_replicate], [](Unit& unit) { return unit.shard(); });
   });
   return outcome;
+}
+
+Outcome train(const std::string& model, const Layout& layout, const std::string& dtype) {
+  return train(model, layout, dtype, dtype);
 }
 
 void expect_near(const Tensors& got, const Tensors& want, double tolerance, const char* what) {
@@ -175,6 +185,21 @@ TEST_P(LayoutTable, EqualsOneRankAndItself) {
   for (int step = 0; step < kSteps; ++step) {
     EXPECT_NEAR(single.losses[step], want_single.losses[step], 1e-5) << "step " << step;
     EXPECT_NEAR(single.norms[step] / want_single.norms[step], 1, 1e-5) << "step " << step;
+  }
+}
+
+// Weights that are cast anew for every step are the same weights.
+TEST(Layouts, OffloadChangesNoBit) {
+  for (Layout layout : {Layout{.name = "one rank"}, Layout{.name = "fsdp2", .shard = 2, .budget = 32},
+                        Layout{.name = "fsdp2_tp2_never", .shard = 2, .tp = 2, .reshard = "never"},
+                        Layout{.name = "ddp2_recompute", .replicate = 2, .recompute = "full"}}) {
+    SCOPED_TRACE(layout.name);
+    const Outcome want = train("qwen3_tied", layout, "float32", "bfloat16");
+    layout.offload = true;
+    const Outcome got = train("qwen3_tied", layout, "float32", "bfloat16");
+    EXPECT_EQ(got.losses, want.losses);
+    EXPECT_EQ(got.norms, want.norms);
+    expect_near(got.weights[0], want.weights[0], 0, "weight");
   }
 }
 

@@ -101,7 +101,7 @@ void TitanEngine::initialize() {
   }
   schedule_ = std::move(schedule);
   session_ = std::move(session);
-  if (config_.engine.param_offload) drop_casts();
+  if (config_.engine.param_offload) session_->store->release_casts();
 }
 
 void TitanEngine::require_initialized(const char* call) const {
@@ -129,13 +129,9 @@ void TitanEngine::exit_mode(bool failed) {
   scopes_.pop_back();
   if (scope.mode == Mode::kTrain && (failed || scope.options.zero_grad_on_exit)) zero_gradients();
   if (scope.offloads) {
-    drop_casts();
+    session_->store->release_casts();
     if (!gradients_) session_->store->release_grad();
   }
-}
-
-void TitanEngine::drop_casts() {
-  for (const auto& unit : session_->store->units()) unit->reshard(/*keep_memory=*/false);
 }
 
 void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool grad) {
@@ -144,7 +140,7 @@ void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool
   if (grad && !model) throw BadConfig("to(\"{}\"): gradients move with the model or not at all", device);
   (void)optimizer;  // its state is on the host already
   if (!session_) return;
-  if (model) drop_casts();
+  if (model) session_->store->release_casts();
   if (grad && !gradients_) session_->store->release_grad();
 }
 

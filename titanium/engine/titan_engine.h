@@ -71,7 +71,6 @@ class TitanEngine : public BaseEngine {
   std::vector<PackedBatch> pack_batch(const EngineBatch& batch, const Loss* loss, bool forward_only) const;
   double step(bool zero_grad);
   void zero_gradients();
-  void drop_casts();
   void apply_groups();
   Json config_json() const;  // of a checkpoint's huggingface folder
   void save_huggingface(const std::filesystem::path& folder) const;
