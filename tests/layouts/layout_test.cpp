@@ -96,6 +96,18 @@ INSTANTIATE_TEST_SUITE_P(Uneven, LayoutTable,
                          ::testing::Combine(::testing::Values("qwen3"), ::testing::ValuesIn(kUnevenLayouts)),
                          name_of);
 
+// Weights that are cast anew for every step are the same weights.
+TEST(Layouts, OffloadChangesNoBit) {
+  for (Layout layout : {Layout{.name = "one rank"}, Layout{.name = "fsdp2", .shard = 2, .budget = 32},
+                        Layout{.name = "fsdp2_tp2_never", .shard = 2, .tp = 2, .reshard = "never"},
+                        Layout{.name = "ddp2_recompute", .replicate = 2, .recompute = "full"}}) {
+    SCOPED_TRACE(layout.name);
+    const Outcome want = run_layout("qwen3_tied", layout, "float32", "bfloat16");
+    layout.offload = true;
+    testing::expect_bitwise(run_layout("qwen3_tied", layout, "float32", "bfloat16"), want);
+  }
+}
+
 // C04 and S5: the budget is that of a rank, whatever the layout, and all ranks get the error.
 TEST(Layouts, ADocumentLongerThanTheBudgetIsRefusedOnAllRanks) {
   for (const Layout& layout : {Layout{.name = "fsdp2", .shard = 2}, Layout{.name = "tp2", .tp = 2}}) {

@@ -73,17 +73,19 @@ class ModelFolder {
   fs::path path_;
 };
 
-TrainConfig config_of(const Layout& layout, const std::string& dtype) {
-  return load_train_config(std::nullopt,
-                           {"training.mixed_precision_param=" + dtype, "training.dtype=" + dtype,
-                            "training.mixed_precision_reduce=" + dtype, "optimizer.state_dtype=" + dtype,
-                            fmt::format("training.seq_len={}", std::min<int64_t>(layout.budget, 32)),
-                            fmt::format("training.max_tokens_per_microbatch={}", layout.budget),
-                            "activation_checkpoint.mode=" + layout.recompute,
-                            "parallelism.fsdp_reshard_after_forward=" + layout.reshard,
-                            fmt::format("parallelism.data_parallel_replicate_degree={}", layout.replicate),
-                            fmt::format("parallelism.data_parallel_shard_degree={}", layout.shard),
-                            fmt::format("parallelism.tensor_parallel_degree={}", layout.tp)});
+TrainConfig config_of(const Layout& layout, const std::string& dtype, const std::string& compute) {
+  return load_train_config(
+      std::nullopt,
+      {"training.mixed_precision_param=" + (compute.empty() ? dtype : compute), "training.dtype=" + dtype,
+       "training.mixed_precision_reduce=" + dtype, "optimizer.state_dtype=" + dtype,
+       fmt::format("training.seq_len={}", std::min<int64_t>(layout.budget, 32)),
+       fmt::format("training.max_tokens_per_microbatch={}", layout.budget),
+       "activation_checkpoint.mode=" + layout.recompute,
+       "parallelism.fsdp_reshard_after_forward=" + layout.reshard,
+       fmt::format("training.enable_cpu_offload={}", layout.offload),
+       fmt::format("parallelism.data_parallel_replicate_degree={}", layout.replicate),
+       fmt::format("parallelism.data_parallel_shard_degree={}", layout.shard),
+       fmt::format("parallelism.tensor_parallel_degree={}", layout.tp)});
 }
 
 // The parts of every weight that a rank owns, where they belong, one weight after another; the rest is NaN.
@@ -158,9 +160,9 @@ void expect_near(const Tensors& got, const Tensors& want, double tolerance, cons
 }  // namespace
 
 Outcome run_layout(const std::shared_ptr<World>& world, const std::string& model, const Layout& layout,
-                   const std::string& dtype) {
+                   const std::string& dtype, const std::string& compute) {
   const ModelFolder folder(model);
-  const TrainConfig config = config_of(layout, dtype);
+  const TrainConfig config = config_of(layout, dtype, compute);
   LogOptions quiet;
   quiet.level = LogLevel::kOff;
   Log log(quiet);
@@ -179,6 +181,8 @@ Outcome run_layout(const std::shared_ptr<World>& world, const std::string& model
     outcome.losses.push_back(
         mesh.data().sum(session.step->forward_backward(batches, SftLoss()).loss.item<double>()));
     outcome.norms.push_back(grad_norm(store).value);
+    for (const auto& unit : store.units())
+      EXPECT_TRUE(!layout.offload || !unit->current().defined()) << unit->name() << " keeps its cast";
     if (step == 0)
       outcome.gradients =
           merged(mesh, store, own_parts(store, [](Unit& unit) { return unit.grad_shard(); }), 0);
@@ -190,10 +194,11 @@ Outcome run_layout(const std::shared_ptr<World>& world, const std::string& model
   return outcome;
 }
 
-Outcome run_layout(const std::string& model, const Layout& layout, const std::string& dtype) {
+Outcome run_layout(const std::string& model, const Layout& layout, const std::string& dtype,
+                   const std::string& compute) {
   Outcome outcome;
   run_ranks(layout.ranks(), [&](std::shared_ptr<World> world) {
-    Outcome own = run_layout(world, model, layout, dtype);
+    Outcome own = run_layout(world, model, layout, dtype, compute);
     if (world->rank() == 0) outcome = std::move(own);
   });
   return outcome;

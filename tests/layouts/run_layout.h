@@ -18,6 +18,7 @@ struct Layout {
   int64_t budget = 64;  // tokens of a micro-batch
   std::string recompute = "none";
   std::string reshard = "default";
+  bool offload = false;
   std::vector<int64_t> documents = {};  // lengths of those of a step; empty: twelve of 2 to 31 tokens
   int ranks() const { return replicate * shard * tp; }
 };
@@ -37,11 +38,13 @@ struct Outcome {
 
 // As one rank of `world`, which has layout.ranks() of them; all get the outcome of all.  `model` is one of
 // tests/data/models; with "_vocab101" behind it, one like it with that vocabulary and random weights.
+// Computes in `compute`; empty: in `dtype`, as all else.
 Outcome run_layout(const std::shared_ptr<World>& world, const std::string& model, const Layout& layout,
-                   const std::string& dtype);
+                   const std::string& dtype, const std::string& compute = "");
 
 // With ranks as threads.
-Outcome run_layout(const std::string& model, const Layout& layout, const std::string& dtype);
+Outcome run_layout(const std::string& model, const Layout& layout, const std::string& dtype,
+                   const std::string& compute = "");
 
 // Test failures where they differ: in fp64 everything by 1e-9, in fp32 loss and norm by 1e-5.
 void expect_equal_fp64(const Outcome& got, const Outcome& want);

@@ -67,6 +67,7 @@ class ParamStore {
 
   void zero_grad();
   void release_grad();
+  void release_casts();  // gives back the memory of what blocks see, which the next unshard makes anew
 
   // Whoever still reads the masters (an async save) asks to be told before a unit is written (design D13).
   // The hook waits for, or copies, what it needs.  Everything that writes masters or optimizer state calls

@@ -53,6 +53,7 @@ StepOptions step_options(const TrainConfig& config) {
   options.plan.reshard_after_forward = reshard == "always"  ? Reshard::kAlways
                                        : reshard == "never" ? Reshard::kNever
                                                             : Reshard::kDefault;
+  options.keep_casts = !config.training.enable_cpu_offload;
   options.head_rows = config.training.head_rows == "all" ? HeadRows::kAll : HeadRows::kWeighted;
   return options;
 }

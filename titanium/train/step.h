@@ -13,6 +13,7 @@ struct StepOptions {
   PlanOptions plan;
   bool keep_cheap = false;  // see BlockInput
   HeadRows head_rows = HeadRows::kWeighted;
+  bool keep_casts = true;  // from one call to the next; else their memory is given back
 };
 
 // What one call works out.

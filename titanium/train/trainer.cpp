@@ -187,7 +187,7 @@ std::optional<LoadedCheckpoint> Trainer::load_weights() {
 
 TrainingData Trainer::load_data() {
   world_->progress(0, "reading the data");
-  return agreed(world_->all(), [&] { return load_training_data(config_, session_, log_); });
+  return load_training_data(config_, session_, log_);
 }
 
 // What a run cannot change between a save and a resume without becoming another run.
@@ -287,6 +287,7 @@ StepReport Trainer::train_step(Step step) {
   const auto batches = micro_batches(std::move(step.samples), config_.training, counts, mesh);
   report.trained = counts.tokens;
   report.micro_batches = static_cast<int64_t>(batches.size()) * mesh.data().size();
+  if (!packing_told_) tell_packing(batches, report.tokens);
   if (counts.tokens == 0) log_.warn("step {}: no token of the global batch has loss", report.step);
   report.loss = mesh.data().sum(session_.step->forward_backward(batches, SftLoss()).loss.item<double>());
   world_->progress(report.step, "norm and update");
@@ -307,6 +308,19 @@ StepReport Trainer::train_step(Step step) {
   ++step_;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
+}
+
+// Once a run: how much of the work is not on tokens of the data.
+void Trainer::tell_packing(const std::vector<PackedBatch>& batches, int64_t tokens) {
+  packing_told_ = true;
+  double computed = 0;
+  for (const PackedBatch& batch : batches) computed += static_cast<double>(batch.size());
+  const Group& data = session_.store->mesh().data();
+  const double all = data.sum(computed), count = data.sum(static_cast<double>(batches.size()));
+  log_.info("packing: {} tokens in {} micro-batches, {:.1f} % full; {:.2f} % of what is computed is padding",
+            tokens, count,
+            100 * all / (count * static_cast<double>(config_.training.max_tokens_per_microbatch)),
+            100 * (all - static_cast<double>(tokens)) / all);
 }
 
 std::optional<double> Trainer::validate() {
@@ -443,6 +457,7 @@ void Trainer::export_model() {
 
 Trainer::Outcome Trainer::run(const std::atomic<bool>& stop) {
   Outcome outcome;
+  outcome.start = step_;
   // Of all ranks, which measure at the same time as they will compute.
   const double peak_flops =
       world_->all().sum(measure_peak_flops(config_.training.mixed_precision_param == Dtype::BF16,
