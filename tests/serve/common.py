@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import struct
 import sys
 import time
@@ -92,6 +93,12 @@ def sft_loss(batch, stats_seen=None):
         return {"loss": value, "gradients": {"log_probs": gradient}, "metrics": metrics}
 
     return loss
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 def processes_with(text):

@@ -1,10 +1,12 @@
-"""verl's SFT trainer, unmodified, on `titanium` and on verl's own fsdp2 (CPU, fp32, one process): the same ten steps."""
+"""verl's SFT trainer, unmodified, on `titanium` and on verl's own fsdp2 (CPU, fp32): the same ten steps, of one process and of two."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import tiny
@@ -23,7 +25,13 @@ FSDP2 = [
 TITANIUM = ["hydra.searchpath=[pkg://titanium.verl.config]", "engine=titanium", "engine.dtype=float32"]
 
 
-def train(folder, name, *overrides, engine_device=None):
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def train(folder, name, *overrides, engine_device=None, workers=1):
     """Runs the trainer; {step: metrics}.  engine_device: which registration of the engine verl takes."""
     log = os.path.join(folder, f"{name}.jsonl")
     environment = {
@@ -32,11 +40,10 @@ def train(folder, name, *overrides, engine_device=None):
         "VERL_USE_EXTERNAL_PLUGINS": "none",
         "TITANIUM_VERL_CPU": "1",
         "VERL_FILE_LOGGER_PATH": log,
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
+        "MASTER_PORT": str(free_port()),
         "HYDRA_FULL_ERROR": "1",
         "PYTHONWARNINGS": "ignore",
     }
@@ -73,9 +80,26 @@ def train(folder, name, *overrides, engine_device=None):
         f"hydra.run.dir={folder}/hydra",
         *overrides,
     ]
-    run = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if run.returncode != 0:
-        raise AssertionError(f"{name} ended with {run.returncode}:\n{run.stdout[-6000:]}")
+    running, outputs = [], []
+    for rank in range(workers):
+        outputs.append(open(os.path.join(folder, f"{name}.{rank}.log"), "w+"))
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        running.append(
+            subprocess.Popen(command, cwd=folder, env={**environment, **place}, stdout=outputs[-1], stderr=subprocess.STDOUT)
+        )
+    while None in (ended := [worker.poll() for worker in running]):
+        if any(ended):  # the others wait for one that has failed
+            time.sleep(10)
+            for worker in running:
+                worker.kill()
+        time.sleep(0.1)
+    for rank, output in enumerate(outputs):
+        with output:
+            output.seek(0)
+            if running[rank].returncode > 0:
+                raise AssertionError(f"{name}: worker {rank} ended with {running[rank].returncode}:\n{output.read()[-6000:]}")
+    if any(ended):
+        raise AssertionError(f"{name}: the workers ended with {ended}")
     metrics = {}
     with open(log) as lines:
         for line in map(json.loads, lines):
