@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,12 +24,6 @@ FSDP2 = [
 TITANIUM = ["hydra.searchpath=[pkg://titanium.verl.config]", "engine=titanium", "engine.dtype=float32"]
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 def train(folder, name, *overrides, engine_device=None, workers=1):
     """Runs the trainer; {step: metrics}.  engine_device: which registration of the engine verl takes."""
     log = os.path.join(folder, f"{name}.jsonl")
@@ -43,7 +36,7 @@ def train(folder, name, *overrides, engine_device=None, workers=1):
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(tiny.free_port()),
         "HYDRA_FULL_ERROR": "1",
         "PYTHONWARNINGS": "ignore",
     }

@@ -132,8 +132,6 @@ Message Service::answer(const Message& call) {
 void Service::compare(const Message& call) {
   Json all = call.body;
   for (const char* own : {"micro", "temperature"}) all.erase(own);  // each data rank has its rows
-  if (call.name == "optimizer_step" || call.name == "train_batch")
-    all["param_groups"] = param_groups_json(engine().param_groups());
   agree_on(ranks_, "the call", lines_of(call.name, all));
 }
 
@@ -188,22 +186,17 @@ Message Service::do_create(const Message& call) {
   };
   const std::string model_type = text("model_type", "language_model"), backend = text("backend", "titanium"),
                     device = text("device", "cpu");
-  if (ranks_.size() > 1) {
-    Json all = call.body;
-    if (Json& model = all["config"]["model"]; model.is_object())  // each host may have its own copy
-      for (const char* key : {"path", "local_path", "tokenizer_path", "local_tokenizer_path",
-                              "hf_config_path", "local_hf_config_path"})
-        model.erase(key);
-    agree_on(ranks_, "the engine that is asked for", lines_of("create", all));
-  }
-  // Light, as no weights are read yet: what is refused is refused before the old engine is gone.
-  std::unique_ptr<BaseEngine> made;
+  EngineConfig config;
   agree(ranks_, [&] {
     if (ranks_.size() > 1 && !same(comm, comm_))
       throw BadConfig("engine config: comm differs from that with which the ranks have met; they meet once");
-    const EngineConfig config = EngineConfig::from_json(sections);
-    made = registry_.create(model_type, backend, device, config, log_, world_);
+    config = EngineConfig::from_json(sections);
+    registry_.get_engine_cls(model_type, backend, device);
   });
+  if (ranks_.size() > 1)
+    agree_on(ranks_, "the engine", fmt::format("{}, {}, {}", model_type, backend, device));
+  // Light, as no weights are read yet: what is refused is refused before the old engine is gone.
+  std::unique_ptr<BaseEngine> made = registry_.create(model_type, backend, device, config, log_, world_);
   release();
   initialized_ = false;
   engine_ = std::move(made);
