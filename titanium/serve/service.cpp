@@ -159,13 +159,14 @@ BaseEngine& Service::engine() {
 }
 
 Json Service::facts() {
+  const BaseEngine& made = engine();  // where there is one there is a world
   return {{"rank", world_->rank()},
           {"world_size", world_->size()},
-          {"data_parallel_rank", engine().get_data_parallel_rank()},
-          {"data_parallel_size", engine().get_data_parallel_size()},
-          {"is_mp_src_rank_with_outputs", engine().is_mp_src_rank_with_outputs()},
-          {"is_param_offload_enabled", engine().is_param_offload_enabled()},
-          {"is_optimizer_offload_enabled", engine().is_optimizer_offload_enabled()}};
+          {"data_parallel_rank", made.get_data_parallel_rank()},
+          {"data_parallel_size", made.get_data_parallel_size()},
+          {"is_mp_src_rank_with_outputs", made.is_mp_src_rank_with_outputs()},
+          {"is_param_offload_enabled", made.is_param_offload_enabled()},
+          {"is_optimizer_offload_enabled", made.is_optimizer_offload_enabled()}};
 }
 
 void Service::create(const Json& made_with) {
