@@ -58,6 +58,9 @@ function(titanium_room_test room)
   if(ARG_TIMEOUT)
     set(timeout ${ARG_TIMEOUT})
   endif()
+  if(TITANIUM_SANITIZE)
+    math(EXPR timeout "${timeout} * 5")  # slower by that, or more on a busy machine
+  endif()
   add_executable(test_${name} ${ARG_UNPARSED_ARGUMENTS})
   target_link_libraries(test_${name} PRIVATE titanium_${room} ${ARG_LIBS} GTest::gtest_main)
   target_compile_definitions(test_${name} PRIVATE TITANIUM_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
