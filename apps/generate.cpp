@@ -4,7 +4,9 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/on_ranks.h"
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/rollout/generate.h"
 #include "titanium/train/session.h"
 #include "titanium/train/training_data.h"
@@ -32,16 +34,22 @@ std::vector<int64_t> encode_prompt(const Flags& flags, const TextTools& text, co
   return text.tokenizer->encode(text.chat_template->render(input).text).ids;
 }
 
-int run_generate(const Flags& flags) {
-  LogOptions options;
-  options.level = LogLevel::kWarning;
-  Log log(options);
+// Every rank gathers the whole model and computes the same tokens; the first one shows them.
+int run_generate(const Flags& flags, const TrainConfig& config, const std::shared_ptr<World>& world) {
+  Log log(log_of(*world, LogLevel::kWarning));
+  const bool leads = world->rank() == 0;
+  if (config.parallelism.tensor_parallel_degree > 1) {
+    throw BadConfig(
+        "parallelism.tensor_parallel_degree = {}: generate keeps keys and values of whole attention heads on "
+        "every rank; allowed: 1",
+        config.parallelism.tensor_parallel_degree);
+  }
   SamplingOptions sampling = flags.sampling;
   sampling.check();
   if (!flags.system.empty() && !flags.chat) throw BadConfig("--system is a part of --chat: give both");
-  const TextTools text = load_text_tools(flags.folder, "");
+  const TextTools text = agreed(world->all(), [&] { return load_text_tools(flags.folder, ""); });
   if (!text.tokenizer) throw BadConfig("{}: tokenizer.json is missing", flags.folder);
-  Session session = open_session(flags.folder, command_config(flags.dtype, {}), log);
+  Session session = open_session(flags.folder, config, log, /*load_weights=*/true, world);
   sampling.stop_ids = text.tokenizer->special().stop;
   std::vector<std::vector<int64_t>> prompts;
   for (const std::string& prompt : flags.prompts) {
@@ -64,7 +72,8 @@ int run_generate(const Flags& flags) {
   StreamDecoder decoder(*text.tokenizer, /*skip_special=*/true);
   const auto show = [&](size_t, int64_t id) { std::cout << decoder.push(id) << std::flush; };
   const auto results =
-      generate(*session.model, *session.store, prompts, sampling, streams ? OnToken(show) : nullptr);
+      generate(*session.model, *session.store, prompts, sampling, streams && leads ? OnToken(show) : nullptr);
+  if (!leads) return 0;
   if (streams) {
     std::cout << decoder.finish() << std::endl;
     return 0;
@@ -101,7 +110,16 @@ void add_generate(CLI::App& app, Run& run) {
   command->add_option("--dtype", flags->dtype)
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}))
       ->capture_default_str();
-  command->callback([flags, &run] { run = [flags] { return run_generate(*flags); }; });
+  command->allow_extras();
+  command->footer(
+      "Keys of `titanium train` are taken too, e.g. --parallelism.data_parallel_shard_degree=2 under "
+      "`titanium launch`.");
+  command->callback([flags, command, &run] {
+    run = [flags, command] {
+      const TrainConfig config = command_config(flags->dtype, command->remaining());
+      return on_ranks(config.comm, [&](const auto& world) { return run_generate(*flags, config, world); });
+    };
+  });
 }
 
 }  // namespace titanium

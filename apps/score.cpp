@@ -5,10 +5,13 @@
 #include <fstream>
 #include <iostream>
 #include <limits>
+#include <optional>
 
 #include "apps/commands.h"
+#include "apps/on_ranks.h"
 #include "titanium/base/error.h"
 #include "titanium/data/dataset.h"
+#include "titanium/dist/agree.h"
 #include "titanium/formats/json.h"
 #include "titanium/text/chat_mask.h"
 #include "titanium/train/score.h"
@@ -82,23 +85,25 @@ bool same_file(const std::string& a, const std::string& b) {
   return std::filesystem::equivalent(a, b, error) && !error;
 }
 
-int run_score(const Flags& flags) {
-  if (flags.file.empty() == flags.texts.empty())
-    throw BadConfig("score: give a JSONL file, or --text, and not both");
-  if (!(flags.temperature >= std::numeric_limits<float>::min() &&
-        flags.temperature <= std::numeric_limits<float>::max())) {
-    throw BadConfig("--temperature = {}: allowed: a number > 0 that float32 can hold", flags.temperature);
-  }
-  if (!flags.file.empty() && same_file(flags.output, flags.file))
-    throw BadConfig("--output {}: is the file to score; give another one", flags.output);
-  LogOptions quiet;
-  quiet.level = LogLevel::kWarning;
-  Log log(quiet);
-  const TextTools text = load_text_tools(flags.folder, "");
-  Session session = open_session(flags.folder, command_config(flags.dtype, {}), log);
-
+// Texts of the command line, or those of a file.
+struct Records {
   std::vector<Sample> given;
   std::optional<Dataset> data;
+
+  int64_t size() const { return data ? data->size() : static_cast<int64_t>(given.size()); }
+  Sample sample(int64_t i) const { return data ? data->sample(i) : given.at(static_cast<size_t>(i)); }
+  int64_t longest() const {
+    int64_t longest = data ? data->summary().longest : 0;
+    for (const Sample& sample : given) longest = std::max(longest, sample.size());
+    return longest;
+  }
+  std::string fingerprint() const {
+    return fmt::format("{} records, {:016x}", size(), data ? data->fingerprint() : 0);
+  }
+};
+
+Records read_records(const Flags& flags, const TextTools& text, int64_t vocab_size) {
+  Records records;
   if (!flags.texts.empty()) {
     if (!text.tokenizer)
       throw BadConfig("{}: tokenizer.json is missing, --text cannot be tokenised", flags.folder);
@@ -108,41 +113,68 @@ int run_score(const Flags& flags) {
       sample.ids.assign(tokens.ids.begin(), tokens.ids.end());
       sample.loss_mask = tokens.loss_mask;
       if (sample.ids.empty()) throw BadData("--text '{}': no token", t);
-      given.push_back(std::move(sample));
+      records.given.push_back(std::move(sample));
     }
-  } else {
-    DataOptions options;
-    options.files = {flags.file};
-    options.form = record_form_from(flags.format);
-    options.vocab_size = session.spec.config.vocab_size;
-    options.max_tokens = flags.max_tokens;
-    options.max_tokens_key = "--max-tokens";
-    options.append_eos = false;
-    data = Dataset::load(options, text.tokenizer ? &*text.tokenizer : nullptr,
-                         text.chat_template ? &*text.chat_template : nullptr);
+    return records;
   }
+  DataOptions options;
+  options.files = {flags.file};
+  options.form = record_form_from(flags.format);
+  options.vocab_size = vocab_size;
+  options.max_tokens = flags.max_tokens;
+  options.max_tokens_key = "--max-tokens";
+  options.append_eos = false;
+  records.data = Dataset::load(options, text.tokenizer ? &*text.tokenizer : nullptr,
+                               text.chat_template ? &*text.chat_template : nullptr);
+  return records;
+}
+
+void check_flags(const Flags& flags) {
+  if (flags.file.empty() == flags.texts.empty())
+    throw BadConfig("score: give a JSONL file, or --text, and not both");
+  if (!(flags.temperature >= std::numeric_limits<float>::min() &&
+        flags.temperature <= std::numeric_limits<float>::max())) {
+    throw BadConfig("--temperature = {}: allowed: a number > 0 that float32 can hold", flags.temperature);
+  }
+  if (!flags.file.empty() && same_file(flags.output, flags.file))
+    throw BadConfig("--output {}: is the file to score; give another one", flags.output);
+}
+
+int run_score(const Flags& flags, const TrainConfig& config, const std::shared_ptr<World>& world) {
+  Log log(log_of(*world, LogLevel::kWarning));
+  const Group& all = world->all();
+  const bool leads = world->rank() == 0;
+  const TextTools text = agreed(all, [&] { return load_text_tools(flags.folder, ""); });
+  Session session = open_session(flags.folder, config, log, /*load_weights=*/true, world);
+
+  const Records records =
+      agreed(all, [&] { return read_records(flags, text, session.spec.config.vocab_size); });
+  agree_on(all, "what is scored", records.fingerprint());
   const int64_t positions = session.spec.config.max_position_embeddings;
-  int64_t longest = data ? data->summary().longest : 0;
-  for (const Sample& sample : given) longest = std::max(longest, sample.size());
+  const int64_t longest = records.longest();
   if (positions > 0 && longest > positions) {
     log.warn(
         "the longest record has {} tokens, the model was made for {} (max_position_embeddings of its "
         "config.json)",
         longest, positions);
   }
-  Writer writer(flags.output);
-  const int64_t total = data ? data->size() : static_cast<int64_t>(given.size());
+  std::optional<Writer> writer;
+  agree(all, [&] {
+    if (leads) writer.emplace(flags.output);
+  });
   constexpr int64_t kGroup = 256;  // records packed together: bounds memory, and results appear as they come
-  for (int64_t begin = 0; begin < total; begin += kGroup) {
+  for (int64_t begin = 0; begin < records.size(); begin += kGroup) {
     std::vector<Sample> group;
-    for (int64_t i = begin; i < std::min(begin + kGroup, total); ++i) {
-      group.push_back(data ? data->sample(i) : given[i]);
+    for (int64_t i = begin; i < std::min(begin + kGroup, records.size()); ++i) {
+      group.push_back(records.sample(i));
       group.back().temperature = flags.temperature;
     }
     const auto scores = score_samples(*session.step, group, flags.max_tokens, "--max-tokens");
-    for (size_t i = 0; i < group.size(); ++i) writer.write(group[i], scores[i]);
+    agree(all, [&] {
+      for (size_t i = 0; writer && i < group.size(); ++i) writer->write(group[i], scores[i]);
+    });
   }
-  writer.summary();
+  if (writer) writer->summary();
   return 0;
 }
 
@@ -173,8 +205,16 @@ void add_score(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->footer(
       "logprobs[i] and entropies[i] belong to input_ids[i]; the first token of a record is given and has 0. "
-      "perplexity is over tokens whose loss_mask is 1.");
-  command->callback([flags, &run] { run = [flags] { return run_score(*flags); }; });
+      "perplexity is over tokens whose loss_mask is 1.  Keys of `titanium train` are taken too, e.g. "
+      "--parallelism.tensor_parallel_degree=2 under `titanium launch`.");
+  command->allow_extras();
+  command->callback([flags, command, &run] {
+    run = [flags, command] {
+      check_flags(*flags);
+      const TrainConfig config = command_config(flags->dtype, command->remaining());
+      return on_ranks(config.comm, [&](const auto& world) { return run_score(*flags, config, world); });
+    };
+  });
 }
 
 }  // namespace titanium

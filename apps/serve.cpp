@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "titanium/dist/open_world.h"
 #include "titanium/formats/json.h"
 
 namespace titanium {
@@ -13,8 +14,22 @@ struct Flags {
   std::string config, model_type = "language_model", backend = "titanium", device = "cpu";
 };
 
+// As which rank this process speaks.  An environment that makes no sense is for the client to hear of, when
+// it asks for an engine.
+LogOptions log_options() {
+  LogOptions options;
+  try {
+    const LaunchEnv env = read_launch_env();
+    options.rank = env.rank;
+    options.world_size = env.size;
+    if (env.rank != 0) options.level = LogLevel::kError;
+  } catch (const BadConfig&) {
+  }
+  return options;
+}
+
 int run_serve(const Flags& flags) {
-  Log log;
+  Log log(log_options());
   ServeOptions options = flags.serve;
   if (!flags.config.empty()) {
     options.create = {{"config", read_json(flags.config)},
@@ -23,7 +38,7 @@ int run_serve(const Flags& flags) {
                       {"device", flags.device}};
   }
   const EngineRegistry registry;
-  return serve(options, registry, log);
+  return serve(options, registry, log, [](const CommConfig& comm) { return open_world(comm); });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <csignal>
 #include <iostream>
+#include <string>
 #include <string_view>
 
 #include "apps/commands.h"
@@ -13,9 +14,13 @@
 namespace titanium {
 namespace {
 
-std::atomic<bool> stop_asked = false;  // the only variable of ours that the signal handler may touch
+// The only variables of ours that the signal handler may touch.
+std::atomic<bool> stop_asked = false;
+std::atomic<int> first_signal = 0;
 
 void ask_to_stop(int signal) {
+  int none = 0;
+  first_signal.compare_exchange_strong(none, signal);
   stop_asked = true;
   if (signal == SIGHUP) return;  // a terminal that closes may say so twice, and nobody reads there
   std::signal(signal, SIG_DFL);
@@ -38,6 +43,14 @@ struct Flags {
   bool print_config = false, help_config = false;
 };
 
+// Of a run that a signal stopped: what a shell says of a program that the signal ended, so that a script does
+// not take it for a complete run.  The signal may have come to another rank.
+int stopped_status(World& world) {
+  for (const std::string& signal : world.all().exchange(std::to_string(first_signal)))
+    if (signal != "0") return 128 + std::stoi(signal);
+  return 128 + SIGTERM;
+}
+
 int train(const TrainConfig& config, const std::shared_ptr<World>& world) {
   Log log(log_of(*world));
   Trainer trainer(config, log, world);
@@ -48,10 +61,11 @@ int train(const TrainConfig& config, const std::shared_ptr<World>& world) {
   } else if (outcome.interrupted) {
     log.info("stopped after {} updates and saved; the same command goes on from there", outcome.step);
   } else if (outcome.validation_before && outcome.validation_after) {
-    log.info("validation loss {:.4f} before, {:.4f} after ({:+.1f} %)", *outcome.validation_before,
-             *outcome.validation_after, 100 * (*outcome.validation_after / *outcome.validation_before - 1));
+    log.info("validation loss {:.4f} after {} updates, {:.4f} after {} ({:+.1f} %)",
+             *outcome.validation_before, outcome.start, *outcome.validation_after, outcome.step,
+             100 * (*outcome.validation_after / *outcome.validation_before - 1));
   }
-  return 0;
+  return outcome.interrupted ? stopped_status(*world) : 0;
 }
 
 int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
@@ -72,6 +86,7 @@ int run_train(const Flags& flags, const std::vector<std::string>& overrides) {
   }
   check_complete(config);
   std::signal(SIGPIPE, SIG_IGN);  // a reader of the log that is gone is no reason to stop
+  std::signal(SIGXFSZ, SIG_IGN);  // nor is a file that may not grow (ulimit -f): its write says so
   return on_ranks(config.comm, [&](const std::shared_ptr<World>& world) { return train(config, world); });
 }
 

@@ -11,7 +11,7 @@ from .arrays import ArrayFactory, flag, integer
 from .batch import Stats, decode_output, encode_batch, encode_loss
 from .errors import BadConfig, BadData, ServerDied, TitaniumError, from_kind
 from .losses import encode_loss_answer
-from .process import ServerProcess, describe_status, find_binary, open_pidfd, peer_pidfd
+from .process import ServerProcess, describe_status, find_binary, open_pidfd, peer_pidfd, rank_environment
 from .stream import WeightStream
 from .wire import Channel, ConnectionLost, Message, json_number
 
@@ -30,14 +30,25 @@ def spawn(
     env=None,
     args=(),
     log=None,
+    rank=None,
+    world_size=None,
+    local_rank=None,
+    local_world_size=None,
+    master_addr=None,
+    master_port=None,
 ):
     """Starts a server of our own with an engine in it.  It ends with the engine, with this process, or with close().
 
     config: what EngineConfig reads, a dict.  binary: the `titanium` command (see find_binary).  arrays, bf16: what results
     are made of (ArrayFactory).  env, args: added to the server's.  log: takes its lines: a callable, a file, None for our
     stderr.
+
+    rank and world_size: one of several servers, which meet at master_addr:master_port (every engine of a run needs a port of
+    its own).  Without them the environment says it (RANK, WORLD_SIZE, ...; rank=0, world_size=1 for an engine that is alone).
     """
     factory = ArrayFactory(arrays, bf16)
+    ranks = rank_environment(rank, world_size, local_rank, local_world_size, master_addr, master_port)
+    env = None if ranks is None and env is None else {**(ranks or {}), **(env or {})}
     process = ServerProcess(find_binary(binary), args, env, log)
     engine = Engine(Channel(process.socket, open_pidfd(process.pid)), factory, process)
     with _closing_on_failure(engine):
@@ -273,6 +284,15 @@ class Engine:
                 self._call("exit_disable_adapter")
 
     # -- where it stands ------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self):
+        """Of this server among all that make up the engine."""
+        return self._facts["rank"]
+
+    @property
+    def world_size(self):
+        return self._facts["world_size"]
 
     def get_data_parallel_rank(self):
         return self._facts["data_parallel_rank"]

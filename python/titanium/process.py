@@ -34,6 +34,36 @@ def find_binary(binary=None):
     raise BadConfig("the `titanium` command is not on PATH; give binary= or set TITANIUM_BINARY")
 
 
+def rank_environment(rank, world_size, local_rank, local_world_size, master_addr, master_port):
+    """What tells a server which of several it is; None where nothing is given."""
+    given = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "MASTER_PORT": master_port,
+    }
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise BadConfig(f"spawn: {name.lower()} is {value!r}; allowed: an integer")
+    if rank is None and world_size is None:
+        named = [name.lower() for name, value in {**given, "MASTER_ADDR": master_addr}.items() if value is not None]
+        if named:
+            raise BadConfig(f"spawn: {named[0]} without rank and world_size")
+        return None
+    if rank is None or world_size is None or (local_rank is None) != (local_world_size is None):
+        raise BadConfig("spawn: rank goes with world_size, and local_rank with local_world_size")
+    if world_size > 1 and master_port is None:
+        raise BadConfig("spawn: several ranks need a master_port, which no other engine uses")
+    # Nothing of the caller's own launcher: not its hosts, nor its store.
+    environment = {name: "" if value is None else str(value) for name, value in given.items()}
+    environment["MASTER_ADDR"] = master_addr or ""
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = environment["TORCHELASTIC_RESTART_COUNT"] = ""
+    if local_world_size is not None and local_world_size > 1 and not os.environ.get("OMP_NUM_THREADS"):
+        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+    return environment
+
+
 def open_pidfd(pid):
     """A descriptor that becomes readable when the process ends; None where there is none."""
     try:

@@ -23,4 +23,5 @@ compare none --activation_checkpoint.mode=none
 compare every2 --activation_checkpoint.mode=selective --activation_checkpoint.selective_ac_option=2
 compare all_rows --training.head_rows=all
 compare threads --training.threads=2
+compare offload --training.enable_cpu_offload=true
 echo ok

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# SIGTERM, SIGINT and SIGHUP: the step is finished, saved, exit 0 with a word how to resume; the resumed run equals the straight one.
+# SIGTERM, SIGINT and SIGHUP: the step is finished, saved, exit 128 + the signal with a word how to resume; the resumed run equals the
+# straight one.
 . "$(dirname "$0")/common.sh"
 run=(train "${config[@]}" --training.steps=400 --checkpoint.interval=1000 --checkpoint.async_mode=async)
 for signal in TERM INT HUP; do
@@ -10,7 +11,7 @@ for signal in TERM INT HUP; do
   sleep 0.3
   kill -$signal $pid
   status=0; wait $pid || status=$?
-  [ $status = 0 ] || { cat "$work/log"; fail "SIG$signal ended the run with status $status"; }
+  [ $status = $((128 + $(kill -l $signal))) ] || { cat "$work/log"; fail "SIG$signal ended the run with status $status"; }
   grep -q "goes on from there" "$work/log" || { cat "$work/log"; fail "SIG$signal: no word how to resume"; }
   words=1; [ $signal != HUP ] || words=0
   [ "$(grep -c "finishing this step" "$work/log")" = $words ] || { cat "$work/log"; fail "SIG$signal: not $words words at the signal"; }
@@ -27,9 +28,18 @@ pid=$!
 for _ in $(seq 100); do [ -s "$work/unsaved/metrics.jsonl" ] && break; sleep 0.1; done
 kill -TERM $pid
 status=0; wait $pid || status=$?
-[ $status = 0 ] || fail "status $status without checkpoints"
+[ $status = 143 ] || fail "status $status without checkpoints"
 grep -q "they are not saved (checkpoint.enable = false)" "$work/log" || { cat "$work/log"; fail "no word that nothing was saved"; }
 ! grep -q "goes on from there" "$work/log" || fail "a run without checkpoints promises to go on"
+# Under the launcher the same, and no rank counts as one that failed.
+"$titanium" launch -n 2 "${run[@]}" --dump_folder="$work/ranks" 2>"$work/log" &
+pid=$!
+for _ in $(seq 100); do [ -s "$work/ranks/metrics.jsonl" ] && break; sleep 0.1; done
+kill -TERM $pid
+status=0; wait $pid || status=$?
+[ $status = 143 ] || { cat "$work/log"; fail "status $status of two ranks"; }
+grep -q "goes on from there" "$work/log" || { cat "$work/log"; fail "two ranks: no word how to resume"; }
+! grep -q "titanium launch" "$work/log" || { cat "$work/log"; fail "a rank that was asked to stop counts as one that failed"; }
 # The same signal again ends it at once.
 setsid "$titanium" "${run[@]}" --training.global_batch_size=50000 --dump_folder="$work/twice" 2>"$work/log" &  # one step takes seconds
 pid=$!

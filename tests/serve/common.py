@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import struct
 import sys
 import time
@@ -71,10 +72,16 @@ def read_safetensors(path):
     return {name: (e["dtype"], payload[e["data_offsets"][0] : e["data_offsets"][1]]) for name, e in header.items()}
 
 
-def sft_loss(batch, stats_seen=None):
-    """What {"name": "sft"} computes, as a callable: minus the mean log-probability of the trained tokens."""
+def trained_tokens(batch):
     mask, offsets = np.asarray(batch["loss_mask"]), np.asarray(batch["offsets"])
-    tokens = sum(mask[b + 1 : e].sum() for b, e in zip(offsets, offsets[1:]))
+    return sum(mask[b + 1 : e].sum() for b, e in zip(offsets, offsets[1:]))
+
+
+def sft_loss(batch, stats_seen=None, tokens=None):
+    """What {"name": "sft"} computes, as a callable: minus the mean log-probability of the trained tokens, of the global batch
+    where it is larger than this one."""
+    mask, offsets = np.asarray(batch["loss_mask"]), np.asarray(batch["offsets"])
+    tokens = tokens or trained_tokens(batch)
 
     def loss(i, stats):
         log_probs = to_numpy(stats.log_probs).astype(np.float64)
@@ -92,6 +99,12 @@ def sft_loss(batch, stats_seen=None):
         return {"loss": value, "gradients": {"log_probs": gradient}, "metrics": metrics}
 
     return loss
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 def processes_with(text):

@@ -1,10 +1,11 @@
-"""verl's SFT trainer, unmodified, on `titanium` and on verl's own fsdp2 (CPU, fp32, one process): the same ten steps."""
+"""verl's SFT trainer, unmodified, on `titanium` and on verl's own fsdp2 (CPU, fp32): the same ten steps, of one process and of two."""
 
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import tiny
@@ -23,7 +24,7 @@ FSDP2 = [
 TITANIUM = ["hydra.searchpath=[pkg://titanium.verl.config]", "engine=titanium", "engine.dtype=float32"]
 
 
-def train(folder, name, *overrides, engine_device=None):
+def train(folder, name, *overrides, engine_device=None, workers=1):
     """Runs the trainer; {step: metrics}.  engine_device: which registration of the engine verl takes."""
     log = os.path.join(folder, f"{name}.jsonl")
     environment = {
@@ -32,11 +33,10 @@ def train(folder, name, *overrides, engine_device=None):
         "VERL_USE_EXTERNAL_PLUGINS": "none",
         "TITANIUM_VERL_CPU": "1",
         "VERL_FILE_LOGGER_PATH": log,
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
+        "MASTER_PORT": str(tiny.free_port()),
         "HYDRA_FULL_ERROR": "1",
         "PYTHONWARNINGS": "ignore",
     }
@@ -73,9 +73,26 @@ def train(folder, name, *overrides, engine_device=None):
         f"hydra.run.dir={folder}/hydra",
         *overrides,
     ]
-    run = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if run.returncode != 0:
-        raise AssertionError(f"{name} ended with {run.returncode}:\n{run.stdout[-6000:]}")
+    running, outputs = [], []
+    for rank in range(workers):
+        outputs.append(open(os.path.join(folder, f"{name}.{rank}.log"), "w+"))
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        running.append(
+            subprocess.Popen(command, cwd=folder, env={**environment, **place}, stdout=outputs[-1], stderr=subprocess.STDOUT)
+        )
+    while None in (ended := [worker.poll() for worker in running]):
+        if any(ended):  # the others wait for one that has failed
+            time.sleep(10)
+            for worker in running:
+                worker.kill()
+        time.sleep(0.1)
+    for rank, output in enumerate(outputs):
+        with output:
+            output.seek(0)
+            if running[rank].returncode > 0:
+                raise AssertionError(f"{name}: worker {rank} ended with {running[rank].returncode}:\n{output.read()[-6000:]}")
+    if any(ended):
+        raise AssertionError(f"{name}: the workers ended with {ended}")
     metrics = {}
     with open(log) as lines:
         for line in map(json.loads, lines):
@@ -94,11 +111,11 @@ class Sft(unittest.TestCase):
         cls.fsdp2 = train(cls.folder, "fsdp2", *FSDP2, engine_device="cuda")
         cls.ours = train(cls.folder, "ours", *TITANIUM)
 
-    def test_ten_steps_are_those_of_fsdp2(self):
-        self.assertEqual(sorted(self.ours), list(range(1, STEPS + 1)))
-        self.assertEqual(sorted(self.fsdp2), sorted(self.ours))
-        for step, theirs in self.fsdp2.items():
-            ours = self.ours[step]
+    def assert_same_steps(self, all_ours, all_theirs):
+        self.assertEqual(sorted(all_ours), list(range(1, STEPS + 1)))
+        self.assertEqual(sorted(all_theirs), sorted(all_ours))
+        for step, theirs in all_theirs.items():
+            ours = all_ours[step]
             for key, tolerance in (
                 ("train/loss", 1e-4),
                 ("train/grad_norm", 1e-3),
@@ -111,20 +128,39 @@ class Sft(unittest.TestCase):
                     allowed = tolerance * abs(theirs[key])
                     self.assertLessEqual(abs(ours[key] - theirs[key]), allowed, f"{key} of step {step}: {ours[key]} {theirs[key]}")
         # It learned something, so that equal numbers say something.
-        self.assertLess(self.ours[STEPS]["train/loss"], 0.9 * self.ours[1]["train/loss"])
+        self.assertLess(all_ours[STEPS]["train/loss"], 0.9 * all_ours[1]["train/loss"])
 
-    def test_a_resumed_run_repeats_the_straight_one(self):
+    def assert_resumes(self, name, straight, *overrides, workers=1):
+        """From its checkpoint of step 5 the run goes on as it did."""
         resumed = train(
             self.folder,
-            "resumed",
+            f"{name}-resumed",
             *TITANIUM,
+            *overrides,
             "trainer.resume_mode=resume_path",
-            f"trainer.resume_from_path={self.folder}/ours/global_step_5",
+            f"trainer.resume_from_path={self.folder}/{name}/global_step_5",
+            workers=workers,
         )
         self.assertEqual(sorted(resumed), list(range(6, STEPS + 1)))
         for step, metrics in resumed.items():
             for key in ("train/loss", "train/grad_norm", "train/lr", "val/loss"):
-                self.assertEqual(metrics.get(key), self.ours[step].get(key), f"{key} of step {step}")
+                self.assertEqual(metrics.get(key), straight[step].get(key), f"{key} of step {step}")
+
+    def test_ten_steps_are_those_of_fsdp2(self):
+        self.assert_same_steps(self.ours, self.fsdp2)
+
+    def test_a_resumed_run_repeats_the_straight_one(self):
+        self.assert_resumes("ours", self.ours)
+
+    def test_two_workers_are_two_of_fsdp2(self):
+        theirs = train(self.folder, "fsdp2-two", *FSDP2, engine_device="cuda", workers=2)
+        for name, layout in (("sharded", "engine.data_parallel_shard_size=2"), ("tensor-parallel", "engine.tensor_parallel_size=2")):
+            with self.subTest(name):
+                ours = train(self.folder, name, *TITANIUM, layout, workers=2)
+                self.assert_same_steps(ours, theirs)
+                for key in ("train/loss", "train/grad_norm", "val/loss"):  # the global batches are those of one worker
+                    self.assertAlmostEqual(ours[STEPS][key], self.ours[STEPS][key], delta=1e-3 * self.ours[STEPS][key])
+                self.assert_resumes(name, ours, layout, workers=2)
 
     def test_checkpoints_hold_what_verl_looks_for(self):
         for step in (5, 10):

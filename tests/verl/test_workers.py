@@ -339,16 +339,16 @@ class LanguageModel(Workers):
     def test_settings_that_would_change_a_result_are_refused(self):
         path = os.path.join(self.folder, "model")
         for settings, words in (
-            (dict(tensor_parallel_size=2), "tensor_parallel_size|world"),
+            (dict(tensor_parallel_size=2), "1 workers.*engine.tensor_parallel_size 2"),
             (dict(offload_policy=True), "offload_policy"),
             (dict(dtype="float16"), "float16"),
         ):
             with self.assertRaisesRegex(titanium.BadConfig, words):
                 config = TitaniumEngineConfig(**{"dtype": "float32", **settings})
                 engine_of(path, config)
-        # Two workers with an engine each would train two models.
+        # Two workers must not train two models.
         with mock.patch("torch.distributed.get_world_size", return_value=2):
-            with self.assertRaisesRegex(titanium.BadConfig, "2 ranks.*engine of 1"):
+            with self.assertRaisesRegex(titanium.BadConfig, "2 workers.*engine.data_parallel_shard_size 1 x"):
                 engine_of(path, TitaniumEngineConfig(dtype="float32"))
 
 

@@ -2,6 +2,13 @@
 
 import os
 import random
+import socket
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 def make_tokenizer(path):

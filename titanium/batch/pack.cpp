@@ -144,7 +144,7 @@ PackedBatch pack_one(std::span<const WeighedSample* const> samples, int64_t pad_
   return batch;
 }
 
-std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const PackOptions& options) {
+Groups groups_of(std::span<const WeighedSample> samples, const PackOptions& options) {
   const SplitOptions split = with_room_for_filler(options);
   const Groups together = keep_together(samples, options.keep_groups);
   std::vector<int64_t> lengths;
@@ -173,7 +173,11 @@ std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Pack
     std::sort(group.begin(), group.end());
     groups.push_back(std::move(group));
   }
-  return pack(samples, groups, options);
+  return groups;
+}
+
+std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const PackOptions& options) {
+  return pack(samples, groups_of(samples, options), options);
 }
 
 std::vector<PackedBatch> pack(std::span<const WeighedSample> samples, const Groups& groups,

@@ -37,6 +37,9 @@ Groups keep_together(std::span<const WeighedSample> samples, bool keep_groups);
 PackedBatch pack_one(std::span<const WeighedSample* const> samples, int64_t pad_to_multiple = 1,
                      int32_t filler_token = 0);
 
+// Which samples form which micro-batch, as pack() has it.  See micro_batches() for the rule and the errors.
+Groups groups_of(std::span<const WeighedSample> samples, const PackOptions& options);
+
 // Micro-batches of this rank's samples; which sample is where is in PackedBatch::sample.  See micro_batches()
 // for the rule and the errors; a group that is kept together counts as one long sequence.  No samples give no
 // micro-batch.

@@ -22,6 +22,8 @@ struct PackedBatch {
   std::vector<double>
       row_weight;               // [D], the same where documents without a trained token count too, or empty
   std::vector<int64_t> sample;  // [D], which sample of the global batch a document is (its index in the step)
+  int64_t first_sample = 0;     // number in the global batch of the sample whose index here is 0
+  int64_t update = 0;           // updates made before this one: a loss that draws draws anew
   std::vector<int64_t> group;   // [D], of its sample, -1 = none; or empty
   // Sample::columns, shifted by one in each document: entry t of [T] belongs to labels[t], 0 at the last.
   std::map<std::string, std::vector<double>> columns;

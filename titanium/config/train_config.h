@@ -36,6 +36,7 @@ struct TrainingConfig {
   double loss_scale_factor = 0;
   std::string head_rows = "weighted";
   int64_t threads = 0;
+  bool enable_cpu_offload = false;
 };
 
 struct DataConfig {

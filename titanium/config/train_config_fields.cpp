@@ -235,6 +235,13 @@ std::vector<Section> describe(TrainConfig& c) {
          &c.training.threads,
          "compute threads of a rank; 0: one a core",
          integer(0, kMostThreads),
+         {}},
+        {"enable_cpu_offload",
+         &c.training.enable_cpu_offload,
+         "parameters, gradients and optimizer state stay in the host's memory, where on the cpu device they "
+         "are anyway; "
+         "there it gives back the cast weights after each step, which makes them anew; results are the same",
+         any(),
          {}}}},
 
       {"data",
@@ -527,7 +534,6 @@ std::vector<LackingKey> lacking_keys() {
   return {
       {"training", "local_batch_size",
        "a step is global_batch_size sequences, cut into micro-batches of max_tokens_per_microbatch tokens"},
-      {"training", "enable_cpu_offload", "not in this version"},
       {"training", "disable_cuda_graphs", "titanium has no CUDA graphs"},
       {"training", "gc_freq", "there is no Python garbage collector here"},
       {"training", "gc_debug", "there is no Python garbage collector here"},

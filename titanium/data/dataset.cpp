@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <numeric>
@@ -12,6 +14,7 @@
 #include "titanium/base/random.h"
 #include "titanium/data/encode.h"
 #include "titanium/data/jsonl.h"
+#include "titanium/formats/json.h"
 
 namespace titanium {
 namespace {
@@ -116,13 +119,15 @@ void check(const DataOptions& options, const Tokenizer* tokenizer) {
   }
 }
 
-// Reads all chunks.  The first error in the order of the files is thrown, whatever thread met one first.
-void read_all(const DataOptions& options, const Encoder& encoder, std::vector<Chunk>& chunks) {
-  std::atomic<size_t> next{0};
+// Reads this reader's chunks.  Of errors the first in the order of the files is kept, whatever thread met one
+// first: its chunk is returned, or the number of chunks where there is none.
+size_t read_all(const DataOptions& options, const Encoder& encoder, const Readers& readers,
+                std::vector<Chunk>& chunks) {
+  std::atomic<size_t> next{static_cast<size_t>(readers.rank)};
   std::atomic<size_t> first_error{chunks.size()};
   const auto work = [&] {
     while (true) {
-      const size_t c = next.fetch_add(1);
+      const size_t c = next.fetch_add(static_cast<size_t>(readers.size));
       if (c >= chunks.size() || c > first_error) return;
       Chunk& chunk = chunks[c];
       try {
@@ -144,7 +149,121 @@ void read_all(const DataOptions& options, const Encoder& encoder, std::vector<Ch
     for (size_t t = 1; t < threads; ++t) helpers.emplace_back(work);
     work();
   }
-  if (first_error < chunks.size()) std::rethrow_exception(chunks[first_error].error);
+  return first_error;
+}
+
+// Work that may fail on one reader alone; then all throw the same error, the one of the least `where`.
+void agree(const Readers& readers, const std::function<void()>& work, size_t where = 0) {
+  if (readers.size == 1) return work();
+  Json mine;
+  const auto failed = [&](ErrorKind kind, const char* message) {
+    mine = {{"where", where}, {"kind", static_cast<int>(kind)}, {"message", message}};
+  };
+  try {
+    work();
+  } catch (const Error& e) {
+    failed(e.kind(), e.what());
+  } catch (const std::exception& e) {
+    failed(ErrorKind::kBug, e.what());
+  }
+  Json first;
+  for (const std::string& text :
+       readers.exchange(mine.dump(-1, ' ', false, Json::error_handler_t::replace))) {
+    const Json one = Json::parse(text);
+    if (!one.is_null() && (first.is_null() || one["where"].get<size_t>() < first["where"].get<size_t>()))
+      first = one;
+  }
+  if (!first.is_null()) throw_error(static_cast<ErrorKind>(first["kind"].get<int>()), first["message"]);
+}
+
+// Of all records, eight bytes at a time: each reader reads a part of them, from a file of its own host maybe.
+uint64_t content_hash(const JsonlFile& file) {
+  uint64_t hash = 0;
+  for (int64_t record = 0; record < file.size(); ++record) {
+    std::string_view line = file.line(record);
+    hash += line.size();
+    for (; line.size() >= sizeof hash; line.remove_prefix(sizeof hash)) {
+      uint64_t word = 0;
+      std::memcpy(&word, line.data(), sizeof word);
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 32;
+    }
+    hash = (hash ^ hash_name(line.data(), line.size())) * 0x9E3779B97F4A7C15u;
+  }
+  return hash;
+}
+
+void check_equal(const Readers& readers, const std::vector<JsonlFile>& files) {
+  std::string mine;
+  for (const JsonlFile& file : files) {
+    mine +=
+        fmt::format("{} bytes, {} records, hash {:016x}; ", file.bytes(), file.size(), content_hash(file));
+  }
+  const std::vector<std::string> all = readers.exchange(mine);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw BadConfig("the data files of rank {} are not those of rank 0: {}against {}", rank, all[rank],
+                    all[0]);
+  }
+}
+
+std::string bytes_of(const Chunk& chunk) {
+  const DataSummary& s = chunk.summary;
+  const Json json = {{"validation", chunk.validation},
+                     {"hashes", chunk.hashes},
+                     {"rejected", s.rejected},
+                     {"first_rejected", s.first_rejected},
+                     {"counts",
+                      {s.lines, s.records, s.truncated, s.untrained, s.tokens, s.trained, s.longest,
+                       s.dropped_tokens, s.dropped_bytes}}};
+  const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return fmt::format("{}\n{}", text, chunk.tokens.bytes());  // no line ends in the JSON
+}
+
+void fill(Chunk& chunk, std::string_view bytes) {
+  const size_t end = bytes.find('\n');
+  if (end == bytes.npos) throw Bug("a chunk of another reader has no end");
+  const Json json = Json::parse(bytes.substr(0, end));
+  chunk.validation = json.at("validation").get<std::vector<char>>();
+  chunk.hashes = json.at("hashes").get<std::vector<uint64_t>>();
+  DataSummary& s = chunk.summary;
+  s.rejected = json.at("rejected").get<std::array<int64_t, kRejects>>();
+  s.first_rejected = json.at("first_rejected").get<std::string>();
+  const auto counts = json.at("counts").get<std::array<int64_t, 9>>();
+  size_t next = 0;
+  for (int64_t* count : {&s.lines, &s.records, &s.truncated, &s.untrained, &s.tokens, &s.trained, &s.longest,
+                         &s.dropped_tokens, &s.dropped_bytes})
+    *count = counts[next++];
+  chunk.tokens = TokenBlock::from(bytes.substr(end + 1));
+}
+
+// Gives every reader the chunks of the others, a few at a time.
+void share(const Readers& readers, std::vector<Chunk>& chunks) {
+  constexpr size_t kAtOnce = 64;  // of each reader
+  const auto size = static_cast<size_t>(readers.size);
+  for (size_t begin = 0; begin < chunks.size(); begin += kAtOnce * size) {
+    const size_t end = std::min(chunks.size(), begin + kAtOnce * size);
+    std::string mine;
+    for (size_t c = begin + static_cast<size_t>(readers.rank); c < end; c += size) {
+      const std::string bytes = bytes_of(chunks[c]);
+      mine += fmt::format("{}\n{}", bytes.size(), bytes);
+    }
+    const std::vector<std::string> all = readers.exchange(mine);
+    for (size_t rank = 0; rank < size; ++rank) {
+      if (rank == static_cast<size_t>(readers.rank)) continue;
+      std::string_view left = all[rank];
+      for (size_t c = begin + rank; c < end; c += size) {
+        const size_t line = left.find('\n');
+        size_t bytes = 0;
+        if (line == left.npos ||
+            std::from_chars(left.data(), left.data() + line, bytes).ptr != left.data() + line ||
+            bytes > left.size() - line - 1)
+          throw Bug("the chunks of rank {} end too early", rank);
+        fill(chunks[c], left.substr(line + 1, bytes));
+        left.remove_prefix(line + 1 + bytes);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -184,7 +303,7 @@ std::string DataSummary::text() const {
 }
 
 Dataset Dataset::load(const DataOptions& options, const Tokenizer* tokenizer,
-                      const ChatTemplate* chat_template) {
+                      const ChatTemplate* chat_template, const Readers& readers) {
   check(options, tokenizer);
   const Encoder encoder{.tokenizer = tokenizer,
                         .chat_template = chat_template,
@@ -195,10 +314,13 @@ Dataset Dataset::load(const DataOptions& options, const Tokenizer* tokenizer,
   std::vector<JsonlFile> files;
   std::string names;
   size_t bytes = 0;
-  for (const std::string& path : options.files) {
-    bytes += files.emplace_back(path).bytes();
-    names += (names.empty() ? "" : ", ") + path;
-  }
+  agree(readers, [&] {
+    for (const std::string& path : options.files) {
+      bytes += files.emplace_back(path).bytes();
+      names += (names.empty() ? "" : ", ") + path;
+    }
+  });
+  if (readers.size > 1) check_equal(readers, files);
   std::vector<Chunk> chunks;
   for (const JsonlFile& file : files) {
     for (int64_t begin = 0; begin < file.size(); begin += kChunk) {
@@ -208,7 +330,14 @@ Dataset Dataset::load(const DataOptions& options, const Tokenizer* tokenizer,
       chunk.end = std::min(begin + kChunk, file.size());
     }
   }
-  read_all(options, encoder, chunks);
+  const size_t bad = read_all(options, encoder, readers, chunks);
+  agree(
+      readers,
+      [&] {
+        if (bad < chunks.size()) std::rethrow_exception(chunks[bad].error);
+      },
+      bad);
+  if (readers.size > 1) share(readers, chunks);
 
   Dataset data;
   uint64_t fingerprint = 0;

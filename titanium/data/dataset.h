@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -50,15 +51,23 @@ struct DataSummary {
   std::string text() const;    // for the log, "x of y tokens have loss" and every count that is not 0
 };
 
+// Processes that read one data set together: each reads a part of the records, and all hold all of them.
+struct Readers {
+  int rank = 0, size = 1;
+  // Bytes of every reader, by rank, at all of them; called by all, in the same order.  None for one.
+  std::function<std::vector<std::string>(const std::string& mine)> exchange;
+};
+
 class Dataset {
  public:
   // Reads, tokenises and checks all records, in parallel.  tokenizer may be null for input_ids (then
   // vocab_size is needed), chat_template for data without messages; a record that needs the missing one is a
   // BadConfig. BadData: the first bad record (OnBad::kFail), an over-long one (OnLong::kFail), no record
   // left, or a split that leaves training or validation empty.  Same files and options, same data set,
-  // whatever the number of threads.
+  // whatever the number of threads and of readers; with several the error is the same on all.  BadConfig
+  // names a reader whose files are others.
   static Dataset load(const DataOptions& options, const Tokenizer* tokenizer,
-                      const ChatTemplate* chat_template);
+                      const ChatTemplate* chat_template, const Readers& readers = {});
 
   int64_t size() const { return store_.size(); }
   int64_t length(int64_t record) const { return store_.length(record); }  // tokens

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <optional>
+#include <thread>
 
 #include "titanium/base/error.h"
 #include "titanium/base/random.h"
@@ -41,6 +44,85 @@ std::string complaint(const DataOptions& options) {
 
 int64_t rejected(const Dataset& data, Reject reason) {
   return data.summary().rejected[static_cast<size_t>(reason)];
+}
+
+// What a reader gets, or its error, of several that are threads.
+struct Read {
+  std::optional<Dataset> data;
+  std::string error;
+};
+std::vector<Read> read_together(int size, const std::function<DataOptions(int rank)>& options) {
+  std::vector<Read> out(static_cast<size_t>(size));
+  std::vector<std::string> said(static_cast<size_t>(size));
+  std::barrier<> meet(size);
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto exchange = [&](const std::string& mine) {
+          said[static_cast<size_t>(rank)] = mine;
+          meet.arrive_and_wait();
+          const std::vector<std::string> all = said;
+          meet.arrive_and_wait();
+          return all;
+        };
+        try {
+          out[static_cast<size_t>(rank)].data = Dataset::load(
+              options(rank), nullptr, nullptr, {.rank = rank, .size = size, .exchange = exchange});
+        } catch (const Error& e) {
+          out[static_cast<size_t>(rank)].error = fmt::format("{}: {}", name(e.kind()), e.what());
+        }
+      });
+    }
+  }
+  return out;
+}
+
+TEST(Dataset, SeveralReadersHaveTheDataSetOfOne) {
+  const TestFolder folder("dataset");
+  std::string many = numbered_records(20'000);
+  many.insert(many.find('\n', many.size() / 2) + 1, "{\"nothing\": 1}\n");
+  DataOptions options =
+      options_for({folder.write("a.jsonl", many), folder.write("b.jsonl", numbered_records(5))});
+  options.on_bad = OnBad::kSkip;
+  options.validation_split = 0.1;
+  options.max_tokens = 7;
+  options.on_long = OnLong::kTruncate;
+  const Dataset want = load(options);
+  EXPECT_GT(want.summary().truncated, 0);
+  for (const int size : {2, 3}) {
+    for (const Read& read : read_together(size, [&](int) { return options; })) {
+      ASSERT_TRUE(read.data) << read.error;
+      EXPECT_EQ(read.data->fingerprint(), want.fingerprint());
+      EXPECT_EQ(read.data->summary().text(), want.summary().text());
+      EXPECT_EQ(read.data->train(), want.train());
+      ASSERT_EQ(read.data->size(), want.size());
+      for (int64_t i = 0; i < want.size(); i += 97) {
+        EXPECT_EQ(read.data->sample(i).ids, want.sample(i).ids);
+        EXPECT_EQ(read.data->sample(i).loss_mask, want.sample(i).loss_mask);
+      }
+    }
+  }
+  // The first bad record in the order of the files, wherever it is read.
+  options.on_bad = OnBad::kFail;
+  many.insert(many.rfind('\n', many.size() - 2) + 1, "{\"another\": 1}\n");
+  options.files = {folder.write("c.jsonl", many)};
+  const std::string error = complaint<Error>(options);
+  for (const Read& read : read_together(3, [&](int) { return options; }))
+    EXPECT_EQ(read.error, "BadData: " + error);
+}
+
+TEST(Dataset, ReadersOfDifferentFilesAreTold) {
+  const TestFolder folder("dataset");
+  const auto a = folder.write("a.jsonl", numbered_records(300)),
+             b = folder.write("b.jsonl", numbered_records(301));
+  for (const Read& read : read_together(2, [&](int rank) { return options_for({rank == 0 ? a : b}); }))
+    EXPECT_NE(read.error.find("BadConfig: the data files of rank 1 are not those of rank 0"),
+              std::string::npos)
+        << read.error;
+  for (const Read& read :
+       read_together(2, [&](int rank) { return options_for({rank == 0 ? a : a + ".none"}); }))
+    EXPECT_NE(read.error.find("BadData: " + a + ".none"), std::string::npos) << read.error;
 }
 
 TEST(Dataset, HoldsWhatTheFilesSay) {

@@ -1,6 +1,7 @@
 #include "titanium/data/token_store.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "titanium/base/error.h"
@@ -33,6 +34,37 @@ Sample TokenBlock::sample(int64_t i) const {
     sample.loss_mask.push_back(mask_[t / 64] >> t % 64 & 1);
   }
   return sample;
+}
+
+std::string TokenBlock::bytes() const {
+  std::string out;
+  const auto put = [&](const auto& values) {
+    const size_t size = values.size();
+    out.append(reinterpret_cast<const char*>(&size), sizeof size);
+    out.append(reinterpret_cast<const char*>(values.data()), size * sizeof values[0]);
+  };
+  put(ids_);
+  put(mask_);
+  put(bounds_);
+  return out;
+}
+
+TokenBlock TokenBlock::from(std::string_view bytes) {
+  TokenBlock block;
+  const auto take = [&](auto& values) {
+    size_t size = 0;
+    if (bytes.size() < sizeof size) throw Bug("a block of tokens ends too early");
+    std::memcpy(&size, bytes.data(), sizeof size);
+    bytes.remove_prefix(sizeof size);
+    if (bytes.size() / sizeof values[0] < size) throw Bug("a block of tokens ends too early");
+    values.resize(size);
+    std::memcpy(values.data(), bytes.data(), size * sizeof values[0]);
+    bytes.remove_prefix(size * sizeof values[0]);
+  };
+  take(block.ids_);
+  take(block.mask_);
+  take(block.bounds_);
+  return block;
 }
 
 void TokenBlock::shrink() {

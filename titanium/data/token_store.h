@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "titanium/batch/sample.h"
@@ -15,6 +17,9 @@ class TokenBlock {
   int64_t size() const { return static_cast<int64_t>(bounds_.size()) - 1; }
   int64_t length(int64_t i) const;
   Sample sample(int64_t i) const;
+  // For another process of the run, and back.  Bug for what bytes() does not give.
+  std::string bytes() const;
+  static TokenBlock from(std::string_view bytes);
   void shrink();  // gives back what the vectors hold beyond their contents
   int64_t memory_bytes() const;
 

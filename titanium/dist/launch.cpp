@@ -29,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kForTheCause{2000};  // for the rank that another one lost to show its own error
+constexpr milliseconds kForThemselves{2000};  // for ranks to end, and to say why
 constexpr milliseconds kForSigterm{5000};
 constexpr size_t kLongestLine = 1 << 20;  // longer ones are cut
 constexpr int kCannotRun = 127;           // as a shell's
@@ -207,7 +207,7 @@ class Launcher {
     const std::optional<Ended> first = cause();
     if (!first) {
       if (unheard_) throw BadData("the output of the ranks cannot be written");
-      return 0;
+      return stopped_;
     }
     fmt::print(stderr, "titanium launch: rank {} {}{}\n", first->rank, first->why(),
                ended_others_ ? "; the other ranks were ended" : "");
@@ -237,6 +237,7 @@ class Launcher {
     set("LOCAL_RANK", rank);
     set("LOCAL_WORLD_SIZE", ranks);
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ::setenv(kLauncherVariable, "1", 1);
     set("MASTER_PORT", port);
     ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
     set("OMP_NUM_THREADS", std::max(1, cores() / ranks), false);
@@ -266,7 +267,9 @@ class Launcher {
   void pass_signals_on() {
     signalfd_siginfo info = {};
     while (::read(signals_, &info, sizeof info) == sizeof info) {
-      if (info.ssi_signo != SIGCHLD) to_all(static_cast<int>(info.ssi_signo));
+      if (info.ssi_signo == SIGCHLD) continue;
+      passed_on_.push_back(static_cast<int>(info.ssi_signo));
+      to_all(passed_on_.back());
     }
   }
 
@@ -282,9 +285,19 @@ class Launcher {
       if (!ranks_[i].running || ::waitpid(ranks_[i].pid, &status, WNOHANG) != ranks_[i].pid) continue;
       ranks_[i].running = false;
       if (status == 0) continue;
+      if (stopped(status)) {
+        stopped_ = WEXITSTATUS(status);
+        continue;
+      }
       if (failures_.empty()) first_failure_ = Clock::now();
       if (!terminated_) failures_.push_back({static_cast<int>(i), status});  // else it was us
     }
+  }
+
+  // It has come to a good end on a signal that was passed on, and says so: the others do too.
+  bool stopped(int status) const {
+    return WIFEXITED(status) &&
+           std::count(passed_on_.begin(), passed_on_.end(), WEXITSTATUS(status) - 128) > 0;
   }
 
   // The rank whose end was not the loss of another, or the first one.
@@ -299,9 +312,9 @@ class Launcher {
     if ((failures_.empty() && !unheard_) || running() == 0) return;
     const Clock::time_point now = Clock::now();
     if (!terminated_) {
-      const bool known = unheard_ || !cause()->lost_another();
-      if (!known && now - first_failure_ < kForTheCause) return;
+      if (!unheard_ && now - first_failure_ < kForThemselves) return;
       to_all(SIGTERM);
+      to_all(SIGCONT);  // one that is stopped hears nothing else
       terminated_ = now;
       ended_others_ = true;
     } else if (now - *terminated_ > kForSigterm) {
@@ -313,6 +326,8 @@ class Launcher {
   std::vector<Lines> lines_;
   std::vector<Ended> failures_;  // in the order seen
   Clock::time_point first_failure_;
+  std::vector<int> passed_on_;  // signals
+  int stopped_ = 0;             // the status of ranks that ended on one of them
   std::optional<Clock::time_point> terminated_;
   bool ended_others_ = false, unheard_ = false;
   int signals_ = -1;

@@ -188,6 +188,14 @@ TEST(Launch, SignalsArePassedOn) {
   }
 }
 
+TEST(Launch, RanksThatEndWellOnASignalAreNotEnded) {
+  const Outcome outcome = run({"launch", "3", "obey"}, 3, [&](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  EXPECT_EQ(outcome.code(), 128 + SIGTERM) << outcome.text();
+  for (const char* line : {"[0] saved", "[1] saved", "[2] saved"})
+    EXPECT_TRUE(outcome.has(line)) << line << "\n" << outcome.text();
+  EXPECT_EQ(outcome.text().find("titanium launch"), std::string::npos) << outcome.text();
+}
+
 TEST(Launch, NoRankOutlivesALauncherThatIsKilled) {
   const Outcome outcome =
       run({"launch", "3", "forever"}, 3, [](pid_t launcher) { ::kill(launcher, SIGKILL); });

@@ -317,7 +317,7 @@ void LocalEnd::progress(int64_t step, std::string_view action) {
   uint32_t version = me.version.load(std::memory_order_relaxed);
   if (version % 2 != 0 || !me.version.compare_exchange_strong(version, version + 1))
     return;  // another thread's
-  me.step.store(step, std::memory_order_relaxed);
+  if (step >= 0) me.step.store(step, std::memory_order_relaxed);
   for (size_t i = 0; i < std::size(words); ++i) me.action[i].store(words[i], std::memory_order_relaxed);
   me.version.store(version + 2, std::memory_order_release);
   me.beat.store(now_ms(), std::memory_order_relaxed);

@@ -5,10 +5,12 @@
 #include <string_view>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/dist/gloo.h"
 #include "titanium/dist/local.h"
 #include "titanium/dist/local_meet.h"
 #include "titanium/dist/nccl.h"
+#include "titanium/dist/program.h"
 
 namespace titanium {
 namespace {
@@ -58,7 +60,9 @@ std::shared_ptr<World> open_world(const CommConfig& comm, const LaunchEnv& env) 
   const auto backend = std::find_if(std::begin(kBackends), std::end(kBackends),
                                     [&](const Backend& b) { return b.name == name; });
   if (backend == std::end(kBackends)) throw BadConfig("comm.transport = {}: not a transport", name);
-  return backend->open(comm, env);
+  std::shared_ptr<World> world = backend->open(comm, env);
+  agree_on(world->all(), "the program", program_identity());
+  return world;
 }
 
 }  // namespace titanium

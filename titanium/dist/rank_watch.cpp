@@ -25,6 +25,7 @@ constexpr milliseconds kCause{1000};   // for which a lost connection waits for 
 constexpr milliseconds kSettle{2000};  // for which a host stays after a failure, for the others to read it
 constexpr milliseconds kStale{3500};   // without a sign of life: no longer answers
 const char kEnd[] = "end";             // the first failure
+const char kRank0[] = "rank 0";        // RankWatchOptions::host where it is a rank
 
 std::string of_rank(const char* what, int rank) {
   return fmt::format("{}/{}", what, rank);
@@ -118,6 +119,7 @@ struct RankWatch::Shared {
   // Of the thread.
   int64_t beats = 0;
   bool told_progress = false;
+  std::string last_of_host = "it had not begun to work";
   Clock::time_point last_beat, compared;
   Clock::time_point failed_at;
   struct Seen {
@@ -162,8 +164,8 @@ struct RankWatch::Shared {
     } catch (const std::exception&) {
       const std::lock_guard lock(mutex);
       if (!stop) {
-        set_failure(
-            -1, fmt::format("{} ended or was killed: nothing answers at {}", options.host, options.where));
+        set_failure(-1, fmt::format("{} ended or was killed: nothing answers at {}{}", options.host,
+                                    options.where, options.host == kRank0 ? "; " + last_of_host : ""));
       }
     }
     end(nullptr);
@@ -287,6 +289,10 @@ struct RankWatch::Shared {
       beat.last = last_seen(step, action);
     }
     board->set(of_rank("beat", options.rank), beat.text());
+    if (options.hosts || options.host != kRank0) return;
+    const std::string last = look_at(0).last;  // while its board answers
+    const std::lock_guard lock(mutex);
+    last_of_host = last;
   }
 
   bool read_end() {
@@ -469,7 +475,13 @@ void RankWatch::lost(const std::vector<int>& ranks, const std::string& problem, 
     shared.changed.notify_all();
     shared.changed.wait_for(lock, kCause + seconds(2), [&] { return shared.failure || shared.ended; });
   }
-  // Where the board does not answer the verdict is this rank's own.
+  // A board that does not answer was stopped, with the rank that holds it.
+  if (!options_.hosts && options_.host == kRank0) {
+    shared.set_failure(0, fmt::format("rank 0 stopped answering (it holds {}) while rank {} waited in {}; {}",
+                                      options_.where, options_.rank, what, shared.last_of_host));
+    throw RankLost("{}", *shared.failure);
+  }
+  // Else the verdict is this rank's own.
   shared.set_failure(
       ranks.front(),
       fmt::format("rank {} {} while rank {} waited in {}; nothing is known of it: {} does not answer",
@@ -483,7 +495,7 @@ void RankWatch::check() const {
 
 void RankWatch::progress(int64_t step, std::string_view action) {
   const std::lock_guard lock(shared_->mutex);
-  shared_->step = step;
+  if (step >= 0) shared_->step = step;
   shared_->action = action;
 }
 

@@ -326,6 +326,12 @@ EngineConfig EngineConfig::from_json(const Json& json, const std::string& source
   config.engine = read_engine(keys("engine"));
   config.optimizer = read_optimizer(keys("optimizer"));
   config.checkpoint = read_checkpoint(keys("checkpoint"));
+  for (const auto& [section, settings] : json.items()) {
+    for (const auto& [key, value] : settings.items()) {
+      if (key.find("path") == std::string::npos)
+        config.compared += fmt::format("{}.{} = {}\n", section, key, value.dump());
+    }
+  }
   return config;
 }
 

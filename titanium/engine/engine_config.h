@@ -92,6 +92,7 @@ struct EngineConfig {
   EngineRunConfig engine;
   EngineOptimizerConfig optimizer;
   EngineCheckpointConfig checkpoint;
+  std::string compared;  // what from_json read, but for folders, in lines: the same on all ranks
   std::vector<std::string>
       notes;  // "engine.use_torch_compile = true: there is no graph compiler": logged once
 

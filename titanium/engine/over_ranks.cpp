@@ -1,12 +1,15 @@
 #include "titanium/engine/over_ranks.h"
 
 #include <algorithm>
-#include <bit>
+#include <cstring>
+#include <span>
 #include <string>
 
 #include "titanium/base/error.h"
 #include "titanium/batch/pack.h"
+#include "titanium/dist/agree.h"
 #include "titanium/formats/json.h"
+#include "titanium/weights/hash.h"
 
 namespace titanium {
 namespace {
@@ -17,37 +20,86 @@ std::vector<Json> json_of_all(const Group& group, const Json& own) {
   return all;
 }
 
-// Numbers that JSON has no word for keep their bits.
-Json exact(double x) {
-  return std::bit_cast<uint64_t>(x);
+// Same size on all ranks; compared and added up as it is.
+struct Meeting {
+  uint64_t arguments = 0, contents = 0;
+  int64_t samples = 0;
+  Counts counts;
+};
+
+template <typename T>
+void add(Hash64& hash, const std::vector<T>& values) {
+  const size_t size = values.size();
+  hash.add(std::as_bytes(std::span(&size, 1)));
+  hash.add(std::as_bytes(std::span(values)));
 }
-double number(const Json& bits) {
-  return std::bit_cast<double>(bits.get<uint64_t>());
+void add(Hash64& hash, const std::string& text) {
+  add(hash, std::vector<char>(text.begin(), text.end()));
+}
+void add(Hash64& hash, const std::vector<Sample>& samples) {
+  for (const Sample& sample : samples) {
+    add(hash, sample.ids);
+    add(hash, sample.loss_mask);
+    add(hash, std::vector<double>{sample.temperature});
+    add(hash, std::vector<int64_t>{sample.group});
+    for (const auto& [name, column] : sample.columns) {
+      add(hash, name);
+      add(hash, column);
+    }
+    for (const auto& [name, value] : sample.seq_columns) {
+      add(hash, name);
+      add(hash, std::vector<double>{value});
+    }
+  }
+}
+
+template <typename Add>
+uint64_t hash_of(const Add& add) {
+  Hash64 hash;
+  add(hash);
+  return hash.value();
 }
 
 }  // namespace
 
-Counts sum_over(const Group& group, const Counts& own) {
-  if (group.size() == 1) return own;
-  Counts sum;
-  for (const Json& one : json_of_all(group, {own.tokens, own.sequences, own.untrained}))
-    sum += {one.at(0).get<int64_t>(), one.at(1).get<int64_t>(), one.at(2).get<int64_t>()};
-  return sum;
+GlobalBatch meet(const Mesh& mesh, const std::string& arguments, const std::vector<Sample>& samples) {
+  const Group& all = mesh.all();
+  Meeting mine;
+  mine.counts = agreed(all, [&] { return count(samples); });
+  if (all.size() == 1) return {mine.counts, 0};
+  mine.arguments = hash_of([&](Hash64& hash) { add(hash, arguments); });
+  mine.samples = static_cast<int64_t>(samples.size());
+  if (mesh.tp().size() > 1) mine.contents = hash_of([&](Hash64& hash) { add(hash, samples); });
+  std::vector<Meeting> of;
+  for (const std::string& bytes : all.exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+    if (bytes.size() != sizeof mine)
+      throw Bug("a rank comes with {} bytes, not {}", bytes.size(), sizeof mine);
+    std::memcpy(&of.emplace_back(), bytes.data(), sizeof mine);
+  }
+  if (std::any_of(of.begin(), of.end(), [&](const Meeting& one) { return one.arguments != of[0].arguments; }))
+    agree_on(all, "the call", arguments);  // which line it is
+  GlobalBatch batch;
+  for (int rank = 0; rank < all.size(); ++rank) {
+    Coordinates at = coordinates_of(mesh.dims(), rank);
+    if (at.tp > 0) {
+      at.tp = 0;
+      const int source = rank_of(mesh.dims(), at);
+      if (of[rank].contents == of[source].contents) continue;
+      throw BadConfig(
+          "the batch of rank {} ({} samples) is not that of rank {} ({} samples), which is of the same "
+          "tensor-parallel group: its ranks are given the same samples",
+          rank, of[rank].samples, source, of[source].samples);
+    }
+    batch.counts += of[rank].counts;
+    if (rank < mesh.rank() - mesh.at().tp) batch.first += of[rank].samples;
+  }
+  return batch;
 }
 
 Reports sum_over(const Group& group, const Reports& own) {
   if (group.size() == 1) return own;
-  Json mine = Json::object();
-  for (const auto& [name, r] : own)
-    mine[name] = {exact(r.sum), exact(r.count), static_cast<int>(r.op), exact(r.spread)};
   Reports sum;
-  for (const Json& one : json_of_all(group, mine)) {
-    Reports reports;
-    for (const auto& [name, r] : one.items())
-      reports[name] = {number(r.at(0)), number(r.at(1)), static_cast<Report::Op>(r.at(2).get<int>()),
-                       number(r.at(3))};
-    add_reports(sum, reports);
-  }
+  for (const std::string& bytes : group.exchange(to_bytes(own))) add_reports(sum, reports_from(bytes));
   return sum;
 }
 
@@ -63,8 +115,7 @@ std::vector<PackedBatch> equal_in_number(const Group& group,
       least = std::min(least, one.get<int64_t>());
     }
     if (most == least) return own;
-    if (static_cast<int64_t>(own.size()) == most) continue;
-    own = cut(most);
+    own = cut(most);  // by those that have as many too: all ranks of the run make the same calls
     while (static_cast<int64_t>(own.size()) < most) own.push_back(pack_one({}, filler_tokens));
   }
 }

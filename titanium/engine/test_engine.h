@@ -51,9 +51,10 @@ inline Json engine_json(const std::string& model, const std::string& dtype = "fl
 // An engine and the lines that it logged.
 struct TestEngine {
   explicit TestEngine(const Json& json, const std::string& model_type = "language_model",
-                      bool initialize = true)
+                      bool initialize = true, std::shared_ptr<World> world = nullptr)
       : log(options()),
-        engine(EngineRegistry().create(model_type, "titanium", "cpu", EngineConfig::from_json(json), log)) {
+        engine(EngineRegistry().create(model_type, "titanium", "cpu", EngineConfig::from_json(json), log,
+                                       std::move(world))) {
     if (initialize) engine->initialize();
   }
   TitanEngine* operator->() const { return static_cast<TitanEngine*>(engine.get()); }

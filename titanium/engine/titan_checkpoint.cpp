@@ -1,14 +1,17 @@
 // The checkpoints of an engine.  A folder, by custom .../global_step_N, holds
 //   step-<N>/      masters, optimizer state, manifest (weights/checkpoint.h); there and complete by one
 //   rename huggingface/   config.json, generation config, tokenizer; with hf_model full weights too
-// and whatever else the trainer puts beside them.
+// and whatever else the trainer puts beside them.  All ranks share it: the first makes and removes folders
+// and writes what there is one of, each writes its own slices.
 #include <algorithm>
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/engine/titan_engine.h"
 #include "titanium/weights/checkpoint.h"
 #include "titanium/weights/hf_export.h"
 #include "titanium/weights/manifest.h"
+#include "titanium/weights/patience.h"
 
 namespace titanium {
 namespace {
@@ -17,6 +20,10 @@ namespace fs = std::filesystem;
 
 void check(const std::error_code& error, const fs::path& path, const char* what) {
   if (error) throw BadCheckpoint("{}: {}: {}", path.string(), what, error.message());
+}
+
+fs::path full(const fs::path& path) {
+  return fs::absolute(path).lexically_normal();
 }
 
 CheckpointOptions in_folder(const fs::path& folder) {
@@ -64,6 +71,13 @@ Json TitanEngine::config_json() const {
   return json;
 }
 
+// Files that the others need not touch; however long the disk takes.
+void TitanEngine::on_first_rank(const std::function<void()>& work) const {
+  agree_patiently(world_->all(), [&](const std::atomic<bool>&) {
+    if (leads()) work();
+  });
+}
+
 void TitanEngine::save_huggingface(const fs::path& folder) const {
   const fs::path from =
       config_.model.tokenizer_path.empty() ? config_.model.path : config_.model.tokenizer_path;
@@ -75,42 +89,52 @@ void TitanEngine::save_huggingface(const fs::path& folder) const {
     export_hf(*session_->store, config_json(), folder, options);
     return;
   }
-  fs::path partial = folder;
-  partial += ".partial";
-  fs::remove_all(partial, error);
-  check(error, partial, "an interrupted save cannot be removed");
-  export_hf_config(config_json(), partial, from);
-  fs::remove_all(folder, error);  // weights of an earlier save are not those of this one
-  check(error, folder, "cannot be removed");
-  fs::rename(partial, folder, error);
-  check(error, folder, "cannot be put in place");
+  on_first_rank([&] {
+    fs::path partial = folder;
+    partial += ".partial";
+    fs::remove_all(partial, error);
+    check(error, partial, "an interrupted save cannot be removed");
+    export_hf_config(config_json(), partial, from);
+    fs::remove_all(folder, error);  // weights of an earlier save are not those of this one
+    check(error, folder, "cannot be removed");
+    fs::rename(partial, folder, error);
+    check(error, folder, "cannot be put in place");
+  });
 }
 
 void TitanEngine::save_checkpoint(const fs::path& local_path, int64_t global_step, int64_t max_ckpt_to_keep) {
   require_initialized("save_checkpoint");
-  if (local_path.empty()) throw BadConfig("save_checkpoint: local_path is empty");
-  if (global_step < 0)
-    throw BadConfig("save_checkpoint: global_step = {}: allowed: an integer >= 0", global_step);
-  if (max_ckpt_to_keep < 0)
-    throw BadConfig("save_checkpoint: max_ckpt_to_keep = {}: allowed: 0 (all) or more", max_ckpt_to_keep);
+  const Group& all = world_->all();
   const CheckpointContents& contents = config_.checkpoint.save;
-  std::error_code error;
-  fs::create_directories(local_path, error);
-  check(error, local_path, "cannot be made");
+  Json train = Json::object();
+  if (contents.extra && schedule_) train["lr_position"] = schedule_->position();
+  if (contents.optimizer && optimizer_) train["param_groups"] = {to_json(groups_.at(0))};
+  const std::string arguments = agreed(all, [&] {
+    if (local_path.empty()) throw BadConfig("save_checkpoint: local_path is empty");
+    if (global_step < 0)
+      throw BadConfig("save_checkpoint: global_step = {}: allowed: an integer >= 0", global_step);
+    if (max_ckpt_to_keep < 0)
+      throw BadConfig("save_checkpoint: max_ckpt_to_keep = {}: allowed: 0 (all) or more", max_ckpt_to_keep);
+    return fmt::format("{}, step {}, max_ckpt_to_keep {}, {}", full(local_path).string(), global_step,
+                       max_ckpt_to_keep, train.dump());
+  });
+  agree_on(all, "the save_checkpoint call", arguments);
+  on_first_rank([&] {
+    std::error_code error;
+    fs::create_directories(local_path, error);
+    check(error, local_path, "cannot be made");
+  });
   save_huggingface(local_path / "huggingface");
   if (contents.model) {  // the last thing that is written: it makes the checkpoint one
-    Optimizer* optimizer = contents.optimizer ? optimizer_.get() : nullptr;
-    Json train = Json::object();
-    if (contents.extra && schedule_) train["lr_position"] = schedule_->position();
-    if (optimizer) train["param_groups"] = {to_json(groups_.at(0))};
-    Checkpointer(*session_->store, optimizer, in_folder(local_path)).save(global_step, std::move(train));
+    Checkpointer(*session_->store, contents.optimizer ? optimizer_.get() : nullptr, in_folder(local_path))
+        .save(global_step, std::move(train));
   }
   log_.info("{}: saved step {}", local_path.string(), global_step);
-  prune(local_path, max_ckpt_to_keep);
+  on_first_rank([&] { prune(local_path, max_ckpt_to_keep); });
 }
 
 void TitanEngine::prune(const fs::path& saved, int64_t keep) {
-  const fs::path path = fs::absolute(saved).lexically_normal();
+  const fs::path path = full(saved);
   std::erase(saved_, path);
   saved_.push_back(path);
   while (keep > 0 && static_cast<int64_t>(saved_.size()) > keep) {
@@ -129,19 +153,41 @@ void TitanEngine::prune(const fs::path& saved, int64_t keep) {
   }
 }
 
+TitanEngine::Position TitanEngine::position_in(const fs::path& checkpoint, bool takes_optimizer,
+                                               bool takes_extra) const {
+  const Json train = read_manifest(checkpoint).train;
+  Position out;
+  if (takes_extra) {
+    const auto found = train.find("lr_position");
+    if (found == train.end() || !found->is_number_integer() || *found < 0)
+      throw BadCheckpoint(
+          "{}: holds no position of the LR schedule (checkpoint.load_contents asks for extra)",
+          checkpoint.string());
+    out.schedule = found->get<int64_t>();
+  }
+  if (takes_optimizer && train.contains("param_groups") && train["param_groups"].is_array() &&
+      !train["param_groups"].empty())
+    out.group = group_from(train["param_groups"][0], checkpoint.string());
+  return out;
+}
+
 void TitanEngine::load_checkpoint(const fs::path& local_path) {
   require_initialized("load_checkpoint");
+  const Group& all = world_->all();
+  const std::string path = agreed(all, [&] { return local_path.empty() ? "" : full(local_path).string(); });
+  agree_on(all, "the load_checkpoint call", path);
   if (local_path.empty()) return;
   const CheckpointContents& contents = config_.checkpoint.load;
-  std::error_code error;
-  if (!fs::is_directory(local_path, error))
-    throw BadCheckpoint("{}: there is no such folder", local_path.string());
+  agree(all, [&] {
+    std::error_code error;
+    if (!fs::is_directory(local_path, error))
+      throw BadCheckpoint("{}: there is no such folder", local_path.string());
+  });
   const bool takes_optimizer = contents.optimizer && optimizer_, takes_extra = contents.extra && schedule_;
   LatestCheckpoint latest;  // of our own files
-  int64_t position = 0;
-  std::optional<ParamGroup> group;
+  Position position;
   if (contents.model || contents.extra) {
-    latest = find_latest(local_path);
+    latest = find_latest(local_path, all);
     for (const std::string& warning : latest.warnings) log_.warn("{}", warning);
     if (!latest.found) {
       throw BadCheckpoint(
@@ -150,18 +196,7 @@ void TitanEngine::load_checkpoint(const fs::path& local_path) {
           "save_checkpoint was given",
           local_path.string(), contents.model ? "model" : "extra");
     }
-    const Json train = read_manifest(latest.found->path).train;
-    const std::string name = latest.found->path.string();
-    if (takes_extra) {
-      const auto found = train.find("lr_position");
-      if (found == train.end() || !found->is_number_integer() || *found < 0)
-        throw BadCheckpoint(
-            "{}: holds no position of the LR schedule (checkpoint.load_contents asks for extra)", name);
-      position = found->get<int64_t>();
-    }
-    if (takes_optimizer && train.contains("param_groups") && train["param_groups"].is_array() &&
-        !train["param_groups"].empty())
-      group = group_from(train["param_groups"][0], name);
+    position = agreed(all, [&] { return position_in(latest.found->path, takes_optimizer, takes_extra); });
   }
   // The last that can fail; each of the two changes all or nothing.
   if (contents.model) {
@@ -171,10 +206,10 @@ void TitanEngine::load_checkpoint(const fs::path& local_path) {
     load_session_weights(local_path / "huggingface", session_options(), *session_, log_);
   }
   if (takes_extra) {
-    schedule_->set_position(position);
+    schedule_->set_position(position.schedule);
     groups_.at(0).lr = schedule_->lr();
   }
-  if (group) groups_ = {*group};
+  if (position.group) groups_ = {*position.group};
   if (latest.found) log_.info("{}: loaded step {}", local_path.string(), latest.found->step);
   zero_gradients();
 }

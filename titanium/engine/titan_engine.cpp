@@ -44,6 +44,7 @@ TitanEngine::TitanEngine(ModelHead head, EngineConfig config, std::string device
       world_(world ? std::move(world) : solo_world()) {
   config_.engine.dims.world_size = world_->size();
   config_.engine.dims.resolve();
+  agree_on(world_->all(), "the engine config", config_.compared);
   mesh_ = Mesh(config_.engine.dims, world_);
   const EngineOptimizerConfig& o = config_.optimizer;
   groups_ = {{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}};
@@ -100,7 +101,7 @@ void TitanEngine::initialize() {
   }
   schedule_ = std::move(schedule);
   session_ = std::move(session);
-  if (config_.engine.param_offload) drop_casts();
+  if (config_.engine.param_offload) session_->store->release_casts();
 }
 
 void TitanEngine::require_initialized(const char* call) const {
@@ -128,13 +129,9 @@ void TitanEngine::exit_mode(bool failed) {
   scopes_.pop_back();
   if (scope.mode == Mode::kTrain && (failed || scope.options.zero_grad_on_exit)) zero_gradients();
   if (scope.offloads) {
-    drop_casts();
+    session_->store->release_casts();
     if (!gradients_) session_->store->release_grad();
   }
-}
-
-void TitanEngine::drop_casts() {
-  for (const auto& unit : session_->store->units()) unit->reshard(/*keep_memory=*/false);
 }
 
 void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool grad) {
@@ -143,7 +140,7 @@ void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool
   if (grad && !model) throw BadConfig("to(\"{}\"): gradients move with the model or not at all", device);
   (void)optimizer;  // its state is on the host already
   if (!session_) return;
-  if (model) drop_casts();
+  if (model) session_->store->release_casts();
   if (grad && !gradients_) session_->store->release_grad();
 }
 
@@ -158,6 +155,12 @@ void TitanEngine::optimizer_zero_grad() {
 }
 
 void TitanEngine::apply_groups() {
+  std::string lines;
+  for (const ParamGroup& g : groups_) {
+    lines += fmt::format("lr = {}\nbetas = {}, {}\neps = {}\nweight_decay = {}\n", g.lr, g.beta1, g.beta2,
+                         g.eps, g.weight_decay);
+  }
+  agree_on(world_->all(), "param_groups", lines);
   if (groups_.size() != 1)
     throw BadConfig("param_groups has {} groups: there is one, of all weights", groups_.size());
   const ParamGroup& group = groups_[0];
@@ -220,22 +223,36 @@ void TitanEngine::check_samples(const EngineBatch& batch) const {
                   kLeastTemperature);
 }
 
-Counts TitanEngine::global_counts(const std::vector<Sample>& samples, const EngineBatch& batch) const {
-  const Counts own = agreed(world_->all(), [&] { return count(samples); });
-  if (!batch.counts) return sum_over(mesh_.data(), own);
-  agree(world_->all(), [&] {
-    constexpr int64_t kMost = int64_t{1} << 53;  // they become weights, in double
-    const Counts& counts = *batch.counts;
-    if (counts.tokens < own.tokens || counts.sequences < own.sequences || counts.untrained < 0 ||
-        counts.tokens > kMost || counts.sequences > kMost || counts.untrained > kMost ||
-        counts.sequences + counts.untrained < own.sequences + own.untrained) {
-      throw BadData(
-          "the global batch is said to have {} trained tokens in {} sequences and {} sequences without any; "
-          "{} in {} and {} without are here (allowed: at least these, up to 2^53)",
-          counts.tokens, counts.sequences, counts.untrained, own.tokens, own.sequences, own.untrained);
-    }
-  });
-  return *batch.counts;
+// What all ranks give alike, in lines.
+std::string TitanEngine::arguments(const EngineBatch& batch, const Loss* loss, bool forward_only) const {
+  std::string out = loss ? loss->settings() : "loss none";
+  const auto line = [&](const char* key, const auto& value) { out += fmt::format("\n{} = {}", key, value); };
+  line("mode", name(mode()));
+  line("forward_only", forward_only);
+  line("temperature of all samples", batch.temperature.has_value());
+  line("given micro-batches", !batch.micro.given.empty());
+  line("micro_batch_size_per_gpu", batch.micro.sequences);
+  line("max_token_len_per_gpu", batch.micro.max_tokens);
+  line("a multiple of micro-batches", batch.micro.count_divisor);
+  line("calculate_entropy", batch.calculate_entropy);
+  line("calculate_sum_pi_squared", batch.calculate_sum_pi_squared);
+  line("return_model_output", batch.return_model_output);
+  const Counts counts = batch.counts.value_or(Counts{-1, -1, -1});
+  line("counts", fmt::format("{} tokens, {} sequences, {} untrained", counts.tokens, counts.sequences,
+                             counts.untrained));
+  return out;
+}
+
+void TitanEngine::check_counts(const Counts& given, const Counts& own) const {
+  constexpr int64_t kMost = int64_t{1} << 53;  // they become weights, in double
+  if (given.tokens >= own.tokens && given.sequences >= own.sequences && given.untrained >= 0 &&
+      given.tokens <= kMost && given.sequences <= kMost && given.untrained <= kMost &&
+      given.sequences + given.untrained >= own.sequences + own.untrained)
+    return;
+  throw BadData(
+      "the global batch is said to have {} trained tokens in {} sequences and {} sequences without any; "
+      "{} in {} and {} without are here (allowed: at least these, up to 2^53)",
+      given.tokens, given.sequences, given.untrained, own.tokens, own.sequences, own.untrained);
 }
 
 std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const Loss* loss,
@@ -245,7 +262,9 @@ std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const
     samples[i].index = static_cast<int64_t>(i);
     if (batch.temperature) samples[i].temperature = *batch.temperature;
   }
-  const Counts counts = global_counts(samples, batch);
+  const GlobalBatch global = meet(mesh_, arguments(batch, loss, forward_only), samples);
+  if (batch.counts) check_counts(*batch.counts, global.counts);
+  const Counts counts = batch.counts.value_or(global.counts);
   MicroBatching micro;
   std::vector<WeighedSample> weighed;
   agree(world_->all(), [&] {
@@ -257,17 +276,22 @@ std::vector<PackedBatch> TitanEngine::pack_batch(const EngineBatch& batch, const
   const auto cut_here = [&](int64_t at_least) {
     return agreed(world_->all(), [&] { return cut(weighed, micro, config_.engine, keep_groups, at_least); });
   };
-  return equal_in_number(mesh_.data(), cut_here, mesh_.tp().size());
+  std::vector<PackedBatch> batches = equal_in_number(mesh_.data(), cut_here, mesh_.tp().size());
+  for (PackedBatch& one : batches) {
+    one.first_sample = global.first;
+    one.update = optimizer_ ? optimizer_->updates() : 0;
+  }
+  return batches;
 }
 
 EngineOutput TitanEngine::forward_backward_batch(const EngineBatch& batch, const Loss* loss,
                                                  bool forward_only) {
   require_initialized("forward_backward_batch");
-  if (!forward_only) {
-    require_optimizer("forward_backward_batch with a backward");
-    if (!loss) throw BadConfig("forward_backward_batch: a backward needs a loss");
-  }
   agree(world_->all(), [&] {
+    if (!forward_only) {
+      require_optimizer("forward_backward_batch with a backward");
+      if (!loss) throw BadConfig("forward_backward_batch: a backward needs a loss");
+    }
     check_asked(batch, loss);
     check_samples(batch);
   });

@@ -66,14 +66,21 @@ class TitanEngine : public BaseEngine {
   void require_optimizer(const char* call) const;
   bool leads() const { return world_->rank() == 0; }  // writes what is written once
   void check_samples(const EngineBatch& batch) const;
-  Counts global_counts(const std::vector<Sample>& samples, const EngineBatch& batch) const;
+  std::string arguments(const EngineBatch& batch, const Loss* loss, bool forward_only) const;
+  void check_counts(const Counts& given, const Counts& own) const;
   std::vector<PackedBatch> pack_batch(const EngineBatch& batch, const Loss* loss, bool forward_only) const;
   double step(bool zero_grad);
   void zero_gradients();
-  void drop_casts();
   void apply_groups();
   Json config_json() const;  // of a checkpoint's huggingface folder
   void save_huggingface(const std::filesystem::path& folder) const;
+  // What a checkpoint says beside weights and state.
+  struct Position {
+    int64_t schedule = 0;
+    std::optional<ParamGroup> group;
+  };
+  Position position_in(const std::filesystem::path& checkpoint, bool takes_optimizer, bool takes_extra) const;
+  void on_first_rank(const std::function<void()>& work) const;
   void prune(const std::filesystem::path& saved, int64_t keep);
 
   ModelHead head_;

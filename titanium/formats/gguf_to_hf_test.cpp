@@ -412,7 +412,7 @@ TEST_F(Convert, WhatIsNotSupportedIsNamed) {
          s.add_tensors(b);
          b.text("tokenizer.ggml.model", "llama");
        },
-       "key 'tokenizer.ggml.model' is 'llama'"},
+       "key 'tokenizer.ggml.model' is 'llama', a SentencePiece tokenizer, which titanium does not have"},
       {[](Source& s, B& b) {
          s.add_tensors(b);
          b.text("tokenizer.ggml.model", "gpt2");

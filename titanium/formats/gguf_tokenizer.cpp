@@ -64,8 +64,10 @@ class Describer {
   Describer(const GgufFile& file, int64_t vocab_size) : file_(file) {
     const auto model = file.string("tokenizer.ggml.model");
     if (!model || *model != "gpt2") {
-      throw BadCheckpoint("{}: key 'tokenizer.ggml.model' is '{}' (allowed: gpt2, the byte-level BPE)",
-                          file.source(), model.value_or("absent"));
+      throw BadCheckpoint(
+          "{}: key 'tokenizer.ggml.model' is '{}'{} (allowed: gpt2, the byte-level BPE)", file.source(),
+          model.value_or("absent"),
+          model == "llama" ? ", a SentencePiece tokenizer, which titanium does not have" : "");
     }
     tokens_ = required("tokens");
     merges_ = required("merges");

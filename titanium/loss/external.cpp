@@ -2,12 +2,22 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "titanium/base/error.h"
+#include "titanium/batch/pack.h"
 #include "titanium/loss/batch_rows.h"
 
 namespace titanium {
 
+std::string ExternalLoss::settings() const {
+  return fmt::format("loss external\nentropy = {}\nsum_pi_squared = {}\ngranularity = {}", wants_.entropy,
+                     wants_.sum_pi_squared, static_cast<int>(granularity_));
+}
+
 LossSum ExternalLoss::operator()(const TokenStats& now, const PackedBatch& batch) const {
+  if (std::all_of(batch.sample.begin(), batch.sample.end(), [](int64_t i) { return i == kFiller; }))
+    return {at::zeros({}, at::kDouble), {}};
   const auto detached = [](const at::Tensor& t) { return t.defined() ? t.detach() : t; };
   ExternalAnswer answer =
       ask_({detached(now.logprob), detached(now.entropy), detached(now.sum_pi_squared), detached(now.value)},

@@ -68,10 +68,47 @@ void PolicyLossConfig::check() const {
   rollout_correction.check();
 }
 
-PolicyTerm policy_term(const PolicyInput& in, const PolicyLossConfig& config,
-                       const std::vector<int64_t>& index) {
+// Bound by name, so that a new setting does not compile until it is here.
+std::string settings(const PolicyLossConfig& config) {
+  const auto& [clip, clip_low, clip_high, clip_c, averaging, scale, entropy_coeff, calculate_entropy, use_kl,
+               kl_coef, kl_type, tau_pos, tau_neg, policy, rollout, seed] = config;
+  const auto& [mode, cov_ratio, cov_lb, cov_ub, kl_cov_ratio, ppo_kl_coef, dro_beta] = policy;
+  const auto& [is, is_threshold, is_normalize, rs, rs_threshold, loss_type] = rollout;
+  std::string out = "loss policy";
+  const auto line = [&](const char* key, const auto& value) { out += fmt::format("\n{} = {}", key, value); };
+  line("loss_mode", mode);
+  line("clip_ratio", clip);
+  line("clip_ratio_low", clip_low.value_or(clip));
+  line("clip_ratio_high", clip_high.value_or(clip));
+  line("clip_ratio_c", clip_c);
+  line("loss_agg_mode", averaging);
+  line("loss_scale_factor", scale.value_or(0));
+  line("entropy_coeff", entropy_coeff);
+  line("calculate_entropy", calculate_entropy);
+  line("use_kl_loss", use_kl);
+  line("kl_loss_coef", kl_coef);
+  line("kl_loss_type", kl_type);
+  line("tau_pos", tau_pos);
+  line("tau_neg", tau_neg);
+  line("clip_cov_ratio", cov_ratio);
+  line("clip_cov_lb", cov_lb);
+  line("clip_cov_ub", cov_ub);
+  line("kl_cov_ratio", kl_cov_ratio);
+  line("ppo_kl_coef", ppo_kl_coef);
+  line("dro_beta", dro_beta);
+  line("rollout_is", is);
+  line("rollout_is_threshold", is_threshold);
+  line("rollout_is_batch_normalize", is_normalize);
+  line("rollout_rs", rs);
+  line("rollout_rs_threshold", rs_threshold);
+  line("loss_type", loss_type);
+  line("seed", seed);
+  return out;
+}
+
+PolicyTerm policy_term(const PolicyInput& in, const PolicyLossConfig& config, const TokenNames& names) {
   const Mode& m = mode(config.policy_loss.loss_mode);
-  return m.term ? m.term(in, config) : clip_cov(in, config, index);
+  return m.term ? m.term(in, config) : clip_cov(in, config, names);
 }
 
 }  // namespace titanium

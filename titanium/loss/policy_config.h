@@ -38,4 +38,7 @@ struct PolicyLossConfig {
   void check() const;
 };
 
+// Every setting, a line each.
+std::string settings(const PolicyLossConfig& config);
+
 }  // namespace titanium

@@ -17,19 +17,16 @@ Column covariances(const PolicyInput& in) {
   return out;
 }
 
-// A number that is as good as random, and a function of the token and of what the policy says of it.
-uint64_t lot(const Random& random, int64_t sample, int64_t position, double logprob) {
-  const struct {
-    int64_t sample, position;
-    double logprob;
-  } key{sample, position, logprob};
-  return random.bits(hash_name(reinterpret_cast<const char*>(&key), sizeof key));
+// A number that is as good as random.  No log-prob has a part in it: a last bit that another layout rounds
+// otherwise would draw other tokens.
+uint64_t lot(const Random& random, int64_t update, int64_t sample, int64_t position) {
+  const int64_t key[] = {update, sample, position};
+  return random.bits(hash_name(reinterpret_cast<const char*>(key), sizeof key));
 }
 
 }  // namespace
 
-PolicyTerm clip_cov(const PolicyInput& in, const PolicyLossConfig& config,
-                    const std::vector<int64_t>& index) {
+PolicyTerm clip_cov(const PolicyInput& in, const PolicyLossConfig& config, const TokenNames& names) {
   PolicyTerm term = empty_term(in);
   const auto& settings = config.policy_loss;
   const Column v = covariances(in);
@@ -42,7 +39,8 @@ PolicyTerm clip_cov(const PolicyInput& in, const PolicyLossConfig& config,
       set(term, in, t, std::max(a, b), b > a ? 0 : a);
       if (b > a || !(v[t] > settings.clip_cov_lb && v[t] < settings.clip_cov_ub)) return;
       const int64_t position = static_cast<int64_t>(t) - in.rows.bounds[static_cast<size_t>(d)];
-      candidates.emplace_back(lot(random, index.at(static_cast<size_t>(d)), position, in.logprob[t]), t);
+      candidates.emplace_back(lot(random, names.update, names.samples.at(static_cast<size_t>(d)), position),
+                              t);
     });
   }
   const double n = static_cast<double>(in.rows.trained());

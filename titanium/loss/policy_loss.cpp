@@ -45,7 +45,9 @@ LossSum PolicyLoss::operator()(const TokenStats& now, const PackedBatch& batch) 
                        column(batch, "old_log_probs"), column(batch, "advantages"),
                        column_or_empty(batch, "rollout_is_weights")};
   const Rows& rows = in.rows;
-  PolicyTerm term = policy_term(in, config_, batch.sample);
+  TokenNames names{batch.update, batch.sample};
+  for (int64_t& sample : names.samples) sample += batch.first_sample;
+  PolicyTerm term = policy_term(in, config_, names);
   const Column weight = weights_of(rows, term.weight, batch);
   Column slope(rows.tokens());
   double pg = 0;

@@ -14,6 +14,7 @@ namespace titanium {
 class PolicyLoss final : public Loss {
  public:
   explicit PolicyLoss(PolicyLossConfig config);  // BadConfig: see PolicyLossConfig::check
+  std::string settings() const override { return titanium::settings(config_); }
   HeadWants wants() const override;
   Granularity granularity() const override;
   Averaging averaging() const override { return config_.averaging(); }

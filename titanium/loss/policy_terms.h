@@ -18,6 +18,12 @@ struct PolicyInput {
   Column rollout_weight;                   // [T], a constant factor of each token's loss; empty for 1
 };
 
+// What a token is drawn by, with its place in the document.
+struct TokenNames {
+  int64_t update = 0;            // as PackedBatch::update
+  std::vector<int64_t> samples;  // [D], each document's number in the global batch
+};
+
 // Which weight of the batch a token's loss is multiplied with.
 enum class TermWeight {
   kToken,     // weight: the run's averaging
@@ -53,9 +59,8 @@ PolicyTerm dppo_kl(const PolicyInput& in, const PolicyLossConfig& config);
 
 // PPO where some tokens of high covariance between advantage and log-prob are left out, or -A r plus a
 // penalty |d| on those of the highest.  Both take means over the micro-batch: the named exception of design
-// D5. `index` [D] is each document's number in the global batch: which tokens are drawn depends on it, on the
-// token and its log-prob, and on config.seed.
-PolicyTerm clip_cov(const PolicyInput& in, const PolicyLossConfig& config, const std::vector<int64_t>& index);
+// D5.  Which tokens are drawn is a function of config.seed and the names, the same on every layout.
+PolicyTerm clip_cov(const PolicyInput& in, const PolicyLossConfig& config, const TokenNames& names);
 PolicyTerm kl_cov(const PolicyInput& in, const PolicyLossConfig& config);
 
 // old_logprob is the rollout's.  Rejects and, for "reinforce" (-A l w), weighs tokens by
@@ -63,7 +68,6 @@ PolicyTerm kl_cov(const PolicyInput& in, const PolicyLossConfig& config);
 PolicyTerm bypass_mode(const PolicyInput& in, const PolicyLossConfig& config);
 
 // The one that config.policy_loss.loss_mode names.
-PolicyTerm policy_term(const PolicyInput& in, const PolicyLossConfig& config,
-                       const std::vector<int64_t>& index);
+PolicyTerm policy_term(const PolicyInput& in, const PolicyLossConfig& config, const TokenNames& names);
 
 }  // namespace titanium

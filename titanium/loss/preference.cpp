@@ -70,6 +70,12 @@ DpoLoss::DpoLoss(DpoConfig config) : config_(config) {
   config_.check();
 }
 
+std::string DpoLoss::settings() const {
+  const auto& [beta, smoothing, use_reference] = config_;
+  return fmt::format("loss dpo\nbeta = {}\nlabel_smoothing = {}\nuse_reference = {}", beta, smoothing,
+                     use_reference);
+}
+
 LossSum DpoLoss::operator()(const TokenStats& now, const PackedBatch& batch) const {
   const Rows rows = rows_of(batch);
   const Column logprob = values_of(now.logprob, batch, "the log-probs");
@@ -111,6 +117,12 @@ void RewardModelConfig::check() const {
 
 RewardModelLoss::RewardModelLoss(RewardModelConfig config) : config_(config) {
   config_.check();
+}
+
+std::string RewardModelLoss::settings() const {
+  const auto& [use_margin, center] = config_;
+  return fmt::format("loss reward_model\nuse_margin = {}\ncenter_rewards_coefficient = {}", use_margin,
+                     center);
 }
 
 LossSum RewardModelLoss::operator()(const TokenStats& now, const PackedBatch& batch) const {

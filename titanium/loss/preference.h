@@ -26,6 +26,7 @@ PairLoss sigmoid_pair_loss(double h, double label_smoothing);
 class DpoLoss final : public Loss {
  public:
   explicit DpoLoss(DpoConfig config = {});
+  std::string settings() const override;
   Granularity granularity() const override { return Granularity::kGroup; }
   LossSum operator()(const TokenStats& now, const PackedBatch& batch) const override;
 
@@ -44,6 +45,7 @@ struct RewardModelConfig {
 class RewardModelLoss final : public Loss {
  public:
   explicit RewardModelLoss(RewardModelConfig config = {});
+  std::string settings() const override;
   Granularity granularity() const override { return Granularity::kGroup; }
   bool wants_all_positions() const override { return true; }
   LossSum operator()(const TokenStats& now, const PackedBatch& batch) const override;

@@ -2,10 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "titanium/base/error.h"
 
 namespace titanium {
+namespace {
+
+template <typename T>
+void put(std::string& out, const T& value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+template <typename T>
+T take(std::string_view& bytes) {
+  T value;
+  if (bytes.size() < sizeof value) throw Bug("reports of another rank end too early");
+  std::memcpy(&value, bytes.data(), sizeof value);
+  bytes.remove_prefix(sizeof value);
+  return value;
+}
+
+}  // namespace
 
 double Report::value() const {
   if (op == kSum) return sum;
@@ -66,6 +83,35 @@ void add_reports(Reports& to, const Reports& from) {
           name);
     entry->second += report;
   }
+}
+
+std::string to_bytes(const Reports& reports) {
+  std::string out;
+  for (const auto& [name, report] : reports) {
+    put(out, name.size());
+    out += name;
+    put(out, report.sum);
+    put(out, report.count);
+    put(out, static_cast<int>(report.op));
+    put(out, report.spread);
+  }
+  return out;
+}
+
+Reports reports_from(std::string_view bytes) {
+  Reports reports;
+  while (!bytes.empty()) {
+    const auto size = take<size_t>(bytes);
+    if (size > bytes.size()) throw Bug("reports of another rank end too early");
+    const std::string name(bytes.substr(0, size));
+    bytes.remove_prefix(size);
+    Report& report = reports[name];
+    report.sum = take<double>(bytes);
+    report.count = take<double>(bytes);
+    report.op = static_cast<Report::Op>(take<int>(bytes));
+    report.spread = take<double>(bytes);
+  }
+  return reports;
 }
 
 }  // namespace titanium

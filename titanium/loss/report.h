@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <string>
+#include <string_view>
 
 namespace titanium {
 
@@ -31,5 +32,9 @@ struct Report {
 
 using Reports = std::map<std::string, Report>;
 void add_reports(Reports& to, const Reports& from);
+
+// For another rank of the run: every bit of every number.
+std::string to_bytes(const Reports& reports);
+Reports reports_from(std::string_view bytes);  // Bug for what to_bytes does not write
 
 }  // namespace titanium

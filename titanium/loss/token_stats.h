@@ -2,6 +2,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "titanium/batch/packed_batch.h"
 #include "titanium/batch/weights.h"
 #include "titanium/loss/report.h"
@@ -29,6 +31,9 @@ enum class Granularity {
 class Loss {
  public:
   virtual ~Loss() = default;
+  // Which loss it is, with every setting, in lines: ranks compare theirs, so what may differ between them has
+  // no place here.
+  virtual std::string settings() const = 0;
   virtual HeadWants wants() const { return {}; }
   // True when statistics are wanted at every position that has a label, not only where there is a weight; of
   // a value model at every position, for the value after the last token has no label.
@@ -37,6 +42,9 @@ class Loss {
   // token).
   virtual bool wants_all_positions() const { return false; }
   virtual Granularity granularity() const { return Granularity::kToken; }
+  // True when it is asked on the source rank of a model-parallel group alone, and the others get its answer
+  // (design D8): a loss that costs much, or that has a state.
+  virtual bool on_source_rank() const { return false; }
   // How the samples of the global batch are weighed for this loss.
   virtual Averaging averaging() const { return Averaging::kTokenMean; }
   virtual double scale_factor() const { return 0; }  // of seq-mean-token-sum-norm

@@ -43,6 +43,12 @@ ValueLoss::ValueLoss(ValueLossConfig config) : config_(std::move(config)) {
   config_.check();
 }
 
+std::string ValueLoss::settings() const {
+  const auto& [cliprange, averaging, scale] = config_;
+  return fmt::format("loss value\ncliprange_value = {}\nloss_agg_mode = {}\nloss_scale_factor = {}",
+                     cliprange, averaging, scale.value_or(0));
+}
+
 LossSum ValueLoss::operator()(const TokenStats& now, const PackedBatch& batch) const {
   const Rows rows = rows_of(batch);
   const Column value = values_of(now.value, batch, "the values");

@@ -28,6 +28,7 @@ ValueTerm value_term(const Rows& rows, const Column& value, const Column& old_va
 class ValueLoss final : public Loss {
  public:
   explicit ValueLoss(ValueLossConfig config = {});
+  std::string settings() const override;
   Averaging averaging() const override { return averaging_from(config_.loss_agg_mode); }
   double scale_factor() const override { return config_.loss_scale_factor.value_or(0); }
   LossSum operator()(const TokenStats& now, const PackedBatch& batch) const override;

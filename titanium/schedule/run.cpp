@@ -9,7 +9,6 @@
 #include <exception>
 #include <optional>
 #include <tuple>
-#include <type_traits>
 
 #include "titanium/base/error.h"
 #include "titanium/dist/agree.h"
@@ -209,16 +208,10 @@ std::string pack(const WorkResult& result) {
   for (const TokenStats& stats : result.stats) {
     for (const auto member : kStats) put((stats.*member).defined());
   }
-  for (const auto& [name, report] : result.loss.reports) {
-    put(name.size());
-    text += name;
-    put(report);
-  }
-  return text;
+  return text + to_bytes(result.loss.reports);
 }
 
 void unpack(const std::string& text, WorkResult& result, std::vector<std::array<bool, 4>>& defined) {
-  static_assert(std::is_trivially_copyable_v<Report>);
   size_t at = 0;
   const auto take = [&](auto& value) {
     if (at + sizeof value > text.size()) throw Bug("the result of the last pipeline stage is cut off");
@@ -232,13 +225,7 @@ void unpack(const std::string& text, WorkResult& result, std::vector<std::array<
   for (auto& flags : defined) {
     for (bool& flag : flags) take(flag);
   }
-  while (at < text.size()) {
-    size_t length = 0;
-    take(length);
-    const std::string name = text.substr(at, length);
-    at += length;
-    take(result.loss.reports[name]);
-  }
+  result.loss.reports = reports_from(text.substr(at));
 }
 
 }  // namespace
@@ -310,56 +297,88 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
   const PackedBatch& batch = work.batches[index];
   const bool trains = has_backward_.back() && !work.forward_only;
   Saved& head = m.blocks.back();
-  LossSum sum;
+  std::vector<at::Tensor> leaves;
+  const at::AutoGradMode grad(trains && !out.loss.defined());
   if (out.loss.defined()) {  // the head has formed it
-    {
-      const at::NoGradGuard no_grad;
-      sum = ask(work, now, batch);
-    }
     if (trains) {
       head.outputs = {out.loss};
       head.grads = {at::ones_like(out.loss)};
     }
   } else {
-    const at::AutoGradMode grad(trains);
-    std::vector<at::Tensor> leaves;
     for (auto [stat, output] : {std::pair{&now.logprob, &out.stats.logprob},
                                 {&now.entropy, &out.stats.entropy},
                                 {&now.sum_pi_squared, &out.stats.sum_pi_squared},
                                 {&now.value, &out.stats.value}}) {
       if (!stat->defined() || !output->requires_grad()) continue;
       *stat = stat->detach().requires_grad_();
+      if (!trains) continue;
       leaves.push_back(*stat);
       head.outputs.push_back(*output);
     }
-    sum = ask(work, now, batch);
-    if (trains) {
-      head.grads.assign(leaves.size(), {});
-      if (sum.loss.requires_grad()) {  // a loss that has nothing to train may be a plain number
-        head.grads =
-            torch::autograd::grad({sum.loss}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
-      }
-      for (size_t i = 0; i < leaves.size(); ++i) {
-        if (!head.grads[i].defined()) head.grads[i] = at::zeros_like(leaves[i]);
-      }
-    }
   }
-  const at::NoGradGuard no_grad;
-  result.loss.loss.add_(sum.loss.detach().to(at::kDouble));
-  result.losses[index] = sum.loss.item<double>();
-  add_reports(result.loss.reports, sum.reports);
+  Answer answer = ask(*work.loss, now, batch, leaves);
+  if (!leaves.empty()) head.grads = std::move(answer.grads);
+  result.loss.loss.add_(answer.sum.loss);
+  result.losses[index] = answer.sum.loss.item<double>();
+  add_reports(result.loss.reports, answer.sum.reports);
   out = {};
 }
 
-LossSum Executor::ask(const Work& work, const TokenStats& now, const PackedBatch& batch) {
-  if (store_.mesh().world().size() == 1) return (*work.loss)(now, batch);
-  try {
-    return (*work.loss)(now, batch);
-  } catch (...) {
-    if (!loss_error_) loss_error_ = std::current_exception();
-    LossSum none;
-    none.loss = at::zeros({}, at::kDouble);
-    return none;
+Executor::Answer Executor::ask(const Loss& loss, const TokenStats& now, const PackedBatch& batch,
+                               const std::vector<at::Tensor>& leaves) {
+  const auto here = [&] {
+    Answer answer;
+    answer.sum = loss(now, batch);
+    if (!leaves.empty() && answer.sum.loss.requires_grad()) {  // else it has nothing to train
+      answer.grads =
+          torch::autograd::grad({answer.sum.loss}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
+    }
+    answer.grads.resize(leaves.size());
+    answer.sum.loss = answer.sum.loss.detach().to(at::kDouble);
+    return answer;
+  };
+  const bool of_source = loss.on_source_rank();
+  Answer answer;
+  if (store_.mesh().world().size() == 1) {
+    answer = here();
+  } else {
+    const auto failed = [&](std::exception_ptr error) {
+      if (!loss_error_) loss_error_ = std::move(error);
+      answer = {};
+    };
+    try {
+      if (!of_source || store_.mesh().tp().rank() == 0) answer = here();
+    } catch (const Error&) {
+      failed(std::current_exception());
+    } catch (const std::exception& e) {
+      failed(of_source ? std::make_exception_ptr(BadData("the loss failed: {}", e.what()))
+                       : std::current_exception());
+    }
+    if (!answer.sum.loss.defined()) answer.sum.loss = at::zeros({}, at::kDouble);
+  }
+  answer.grads.resize(leaves.size());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!answer.grads[i].defined()) answer.grads[i] = at::zeros_like(leaves[i]);
+  }
+  if (of_source) share(answer);
+  return answer;
+}
+
+void Executor::share(Answer& answer) const {
+  const Group& group = store_.mesh().tp();
+  if (group.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  answer.sum.reports =
+      reports_from(group.exchange(group.rank() == 0 ? to_bytes(answer.sum.reports) : "").front());
+  std::vector<at::Tensor> parts = {answer.sum.loss.reshape({1})};  // fp64 holds the gradients exactly
+  for (const at::Tensor& grad : answer.grads) parts.push_back(grad.to(at::kDouble));
+  const at::Tensor flat = at::cat(parts);
+  group.broadcast(flat, 0);
+  answer.sum.loss = flat[0].clone();
+  int64_t begin = 1;
+  for (at::Tensor& grad : answer.grads) {
+    grad.copy_(flat.narrow(0, begin, grad.numel()));
+    begin += grad.numel();
   }
 }
 

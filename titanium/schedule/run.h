@@ -42,7 +42,7 @@ class Executor {
   // returns; weights are never touched.  Over a pipeline the result is the last stage's, on every rank.  Bug
   // for an action that needs a second device.
   // Where a loss throws on one rank of several, the plan goes on with zero gradients, so that no rank waits
-  // for another, and then all ranks throw.
+  // for another, and then all ranks throw: BadData where it is a loss of the source rank and threw no Error.
   WorkResult run(const Plan& plan, const Work& work);
 
  private:
@@ -67,8 +67,15 @@ class Executor {
   };
   void forward(const Action& action, MicroBatch& m);
   void run_block(int32_t block, MicroBatch& m);
+  // What a loss says of one micro-batch.
+  struct Answer {
+    LossSum sum;                    // without a graph
+    std::vector<at::Tensor> grads;  // by each leaf
+  };
   void loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& result);
-  LossSum ask(const Work& work, const TokenStats& now, const PackedBatch& batch);
+  Answer ask(const Loss& loss, const TokenStats& now, const PackedBatch& batch,
+             const std::vector<at::Tensor>& leaves);
+  void share(Answer& answer) const;  // that of the source rank, over its model-parallel group
   void backward(const Action& action, MicroBatch& m);
   void transfer(const Action& action, const PackedBatch& batch, MicroBatch& m);
   void share(const Work& work, WorkResult& result) const;

@@ -34,6 +34,10 @@ Ending run_session(Connection& connection, Service& service, Listener* listener,
   WatchOptions options;
   options.listener = listener;
   options.signals = signals;
+  // Who has said nothing was no client (see serve_listening).
+  options.lost = [&service, listener](const std::string& why) {
+    if (listener == nullptr || service.was_called()) service.lose(why);
+  };
   options.give_up = [&log, listener](const std::string& why) {
     log.error("{}, and the engine is still at work: the process ends here", why);
     if (listener != nullptr) listener->remove_file();
@@ -43,13 +47,16 @@ Ending run_session(Connection& connection, Service& service, Listener* listener,
   return service.serve(connection);
 }
 
-int status(Ending ending, const Service& service) {
+// Of the process, which ends for that.
+int status(Ending ending, Service& service) {
   switch (ending) {
     case Ending::kClosed:
       return 0;
     case Ending::kGone:
+      service.lose("its client is gone");
       return exit_code(ErrorKind::kRankLost);
     case Ending::kMalformed:
+      service.lose("its client sent something that is no message");
       return exit_code(ErrorKind::kBadData);
     case Ending::kFailed:
       return exit_code(service.failure().value_or(ErrorKind::kBug));
@@ -90,11 +97,12 @@ int serve_listening(const ServeOptions& options, Service& service, int signals, 
 
 }  // namespace
 
-int serve(const ServeOptions& options, const EngineRegistry& registry, Log& log) {
+int serve(const ServeOptions& options, const EngineRegistry& registry, Log& log,
+          Service::OpenWorld open_world) {
   const bool spawned = options.fd >= 0;
   if (spawned == !options.listen.empty()) throw BadConfig("serve: give --fd or --listen, one of them");
   const Fd signals = take_signals(spawned);
-  Service service(registry, log);
+  Service service(registry, log, std::move(open_world));
   if (options.create) service.create(*options.create);
   if (!spawned) return serve_listening(options, service, signals.get(), log);
 

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "titanium/engine/engine.h"
+#include "titanium/serve/service.h"
 
 namespace titanium {
 
@@ -18,6 +18,10 @@ struct ServeOptions {
 // 5 when the client died, 3 when a spawned server could not understand its client, 70 or 5 after a Bug or a
 // RankLost. A client that dies while the engine computes, or a signal, ends the process within five seconds,
 // from another thread, with 5.
-int serve(const ServeOptions& options, const EngineRegistry& registry, Log& log);
+//
+// `open_world` says which of several ranks this is; without it the only one.  A rank that ends otherwise than
+// by close tells the others, whose calls end with RankLost.
+int serve(const ServeOptions& options, const EngineRegistry& registry, Log& log,
+          Service::OpenWorld open_world = {});
 
 }  // namespace titanium

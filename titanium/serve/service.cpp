@@ -3,32 +3,58 @@
 #include <ATen/ATen.h>
 #include <unistd.h>
 
+#include "titanium/dist/agree.h"
+#include "titanium/engine/config_keys.h"
 #include "titanium/loss/external.h"
 #include "titanium/serve/losses.h"
 
 namespace titanium {
+namespace {
+
+CommConfig read_comm(const Json& config) {
+  CommConfig comm;
+  std::vector<std::string> notes;
+  ConfigKeys keys(config, "comm", "engine config", notes);
+  comm.transport = keys.one_of("transport", {"auto", "local", "gloo", "nccl"}).value_or(comm.transport);
+  comm.init_timeout_seconds = keys.integer("init_timeout_seconds", 1).value_or(comm.init_timeout_seconds);
+  comm.train_timeout_seconds = keys.integer("train_timeout_seconds", 1).value_or(comm.train_timeout_seconds);
+  keys.finish();
+  return comm;
+}
+
+bool same(const CommConfig& a, const CommConfig& b) {
+  return a.transport == b.transport && a.init_timeout_seconds == b.init_timeout_seconds &&
+         a.train_timeout_seconds == b.train_timeout_seconds;
+}
+
+// A line for every key, so that a difference can be named.
+std::string lines_of(const std::string& name, const Json& json) {
+  return name + " " + json.dump(1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
 
 const Service::Entry Service::kMethods[] = {
     {"create", &Service::do_create},
     {"attach", &Service::do_attach},
-    {"initialize", &Service::do_initialize},
+    {"initialize", &Service::do_initialize, /*of_all=*/true},
     {"set_total_training_steps", &Service::do_set_total_training_steps},
     {"enter_mode", &Service::do_enter_mode},
     {"exit_mode", &Service::do_exit_mode},
     {"optimizer_zero_grad", &Service::do_optimizer_zero_grad},
-    {"optimizer_step", &Service::do_optimizer_step},
+    {"optimizer_step", &Service::do_optimizer_step, /*of_all=*/true},
     {"lr_scheduler_step", &Service::do_lr_scheduler_step},
     {"set_param_groups", &Service::do_set_param_groups},
-    {"forward_backward_batch", &Service::do_forward},
-    {"forward_step", &Service::do_forward},
-    {"train_batch", &Service::do_forward},
-    {"infer_batch", &Service::do_forward},
-    {"weights_begin", &Service::do_weights_begin},
+    {"forward_backward_batch", &Service::do_forward, /*of_all=*/true},
+    {"forward_step", &Service::do_forward, /*of_all=*/true},
+    {"train_batch", &Service::do_forward, /*of_all=*/true},
+    {"infer_batch", &Service::do_forward, /*of_all=*/true},
+    {"weights_begin", &Service::do_weights_begin, /*of_all=*/true},
     {"weights_next", &Service::do_weights_next},
     {"weights_end", &Service::do_weights_end},
     {"to", &Service::do_to},
-    {"save_checkpoint", &Service::do_save_checkpoint},
-    {"load_checkpoint", &Service::do_load_checkpoint},
+    {"save_checkpoint", &Service::do_save_checkpoint, /*of_all=*/true},
+    {"load_checkpoint", &Service::do_load_checkpoint, /*of_all=*/true},
     {"enter_disable_adapter", &Service::do_enter_disable_adapter},
     {"exit_disable_adapter", &Service::do_exit_disable_adapter},
     {"close", &Service::do_close},
@@ -48,7 +74,10 @@ Ending Service::serve(Connection& connection) {
         throw BadData("message: a {} came where a call was expected", call->name);
       was_called_ = true;
       const auto fail = [&](ErrorKind kind, const std::string& text) {
-        if (kind == ErrorKind::kBug || kind == ErrorKind::kRankLost) failure_ = kind;
+        if (kind == ErrorKind::kBug || kind == ErrorKind::kRankLost) {
+          failure_ = kind;
+          lose(text);
+        }
         connection.send(Message::error_to(call->id, name(kind), text));
       };
       try {
@@ -93,9 +122,35 @@ void Service::release() {
 
 Message Service::answer(const Message& call) {
   for (const Entry& entry : kMethods) {
-    if (call.name == entry.name) return (this->*entry.method)(call);
+    if (call.name != entry.name) continue;
+    if (entry.of_all && ranks_.size() > 1) compare(call);
+    return (this->*entry.method)(call);
   }
   throw BadConfig("unknown method '{}'; docs/serve.md lists them", call.name);
+}
+
+void Service::compare(const Message& call) {
+  Json all = call.body;
+  for (const char* own : {"micro", "temperature"}) all.erase(own);  // each data rank has its rows
+  agree_on(ranks_, "the call", lines_of(call.name, all));
+}
+
+void Service::meet(const CommConfig& comm) {
+  if (world_) return;
+  std::shared_ptr<World> world = open_ ? open_(comm) : solo_world();
+  ranks_ = world->all("calls");
+  comm_ = comm;
+  const std::lock_guard lock(world_mutex_);
+  world_ = std::move(world);
+}
+
+void Service::lose(const std::string& why) noexcept {
+  std::shared_ptr<World> world;
+  {
+    const std::lock_guard lock(world_mutex_);
+    world = world_;
+  }
+  if (world && world->size() > 1) world->fail(why);
 }
 
 BaseEngine& Service::engine() {
@@ -104,11 +159,14 @@ BaseEngine& Service::engine() {
 }
 
 Json Service::facts() {
-  return {{"data_parallel_rank", engine().get_data_parallel_rank()},
-          {"data_parallel_size", engine().get_data_parallel_size()},
-          {"is_mp_src_rank_with_outputs", engine().is_mp_src_rank_with_outputs()},
-          {"is_param_offload_enabled", engine().is_param_offload_enabled()},
-          {"is_optimizer_offload_enabled", engine().is_optimizer_offload_enabled()}};
+  const BaseEngine& made = engine();  // where there is one there is a world
+  return {{"rank", world_->rank()},
+          {"world_size", world_->size()},
+          {"data_parallel_rank", made.get_data_parallel_rank()},
+          {"data_parallel_size", made.get_data_parallel_size()},
+          {"is_mp_src_rank_with_outputs", made.is_mp_src_rank_with_outputs()},
+          {"is_param_offload_enabled", made.is_param_offload_enabled()},
+          {"is_optimizer_offload_enabled", made.is_optimizer_offload_enabled()}};
 }
 
 void Service::create(const Json& made_with) {
@@ -119,14 +177,27 @@ void Service::create(const Json& made_with) {
 
 Message Service::do_create(const Message& call) {
   const Arguments args(call, {"config", "model_type", "backend", "device"});
-  const EngineConfig config = EngineConfig::from_json(args.at("config"));
+  Json sections = args.at("config");
+  // Before anything else that can be refused: it is refused on all ranks, and so they must have met.
+  const CommConfig comm = sections.is_object() ? read_comm(sections) : CommConfig();
+  meet(comm);
+  if (sections.is_object()) sections.erase("comm");
   const auto text = [&](const char* key, const char* absent) {
     return args.has(key) ? args.text(key) : absent;
   };
   const std::string model_type = text("model_type", "language_model"), backend = text("backend", "titanium"),
                     device = text("device", "cpu");
+  EngineConfig config;
+  agree(ranks_, [&] {
+    if (ranks_.size() > 1 && !same(comm, comm_))
+      throw BadConfig("engine config: comm differs from that with which the ranks have met; they meet once");
+    config = EngineConfig::from_json(sections);
+    registry_.get_engine_cls(model_type, backend, device);
+  });
+  if (ranks_.size() > 1)
+    agree_on(ranks_, "the engine", fmt::format("{}, {}, {}", model_type, backend, device));
   // Light, as no weights are read yet: what is refused is refused before the old engine is gone.
-  std::unique_ptr<BaseEngine> made = registry_.create(model_type, backend, device, config, log_);
+  std::unique_ptr<BaseEngine> made = registry_.create(model_type, backend, device, config, log_, world_);
   release();
   initialized_ = false;
   engine_ = std::move(made);
@@ -223,7 +294,11 @@ Message Service::ask(Message question) {
       malformed_ = true;  // more than a call that fails: the stream has no meaning any more
       throw;
     }
-    if (!answer) throw PeerGone("the client ended while it was asked for " + what);
+    if (!answer) {
+      // The first leaves as what it is, whoever agrees on errors in between.
+      if (ranks_.size() > 1) throw RankLost("the client ended while it was asked for {}", what);
+      throw PeerGone("the client ended while it was asked for " + what);
+    }
     if (answer->type == Message::Type::kCall) {
       connection_->send(
           Message::error_to(answer->id, name(ErrorKind::kBadConfig),
@@ -281,9 +356,14 @@ Message Service::do_forward(const Message& call) {
   if (!takes_flag && args.has("forward_only")) {
     throw BadConfig("{}: argument 'forward_only' is of forward_backward_batch", call.name);
   }
-  const EngineBatch batch = read_batch(call, args);
-  const bool forward_only = takes_flag ? args.flag("forward_only", false) : call.name != "train_batch";
-  const std::unique_ptr<Loss> loss = loss_of(args, batch, forward_only);
+  EngineBatch batch;
+  bool forward_only = call.name != "train_batch";
+  std::unique_ptr<Loss> loss;
+  agree(ranks_, [&] {
+    batch = read_batch(call, args);
+    if (takes_flag) forward_only = args.flag("forward_only", false);
+    loss = loss_of(args, batch, forward_only);
+  });
   EngineOutput output;
   if (takes_flag) {
     output = engine().forward_backward_batch(batch, loss.get(), forward_only);

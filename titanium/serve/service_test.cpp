@@ -47,7 +47,9 @@ TEST(Service, SaysWhoItIsAndWhatItHas) {
     EXPECT_EQ(client.hello.body.at("protocol"), kWireVersion);
     EXPECT_EQ(client.hello.body.at("created"), false);
     const Message created = client.reply(create_call());
-    const Json facts = {{"data_parallel_rank", 0},
+    const Json facts = {{"rank", 0},
+                        {"world_size", 1},
+                        {"data_parallel_rank", 0},
                         {"data_parallel_size", 1},
                         {"is_mp_src_rank_with_outputs", true},
                         {"is_param_offload_enabled", false},

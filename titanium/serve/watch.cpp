@@ -58,6 +58,7 @@ void Watch::run() {
     if (polls[kListener].revents != 0 && why.empty()) refuse();
   }
   connection_.shutdown();
+  if (options_.lost) options_.lost(why);
   const auto deadline = std::chrono::steady_clock::now() + options_.grace;
   while (true) {
     const auto left =

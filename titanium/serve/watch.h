@@ -16,7 +16,8 @@ struct WatchOptions {
   // The server's thread has this long to come back from what it computes when its client is gone; then
   // `give_up`.
   std::chrono::milliseconds grace{4000};
-  std::function<void(const std::string& why)> give_up;  // called on the watching thread; may end the process
+  // Called on the watching thread; the first at once, the other may end the process.
+  std::function<void(const std::string&why)> lost, give_up;
 };
 
 class Watch {

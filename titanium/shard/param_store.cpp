@@ -216,4 +216,8 @@ void ParamStore::release_grad() {
   for (const auto& unit : units_) unit->release_grad();
 }
 
+void ParamStore::release_casts() {
+  for (const auto& unit : units_) unit->reshard(/*keep_memory=*/false);
+}
+
 }  // namespace titanium

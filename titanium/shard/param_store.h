@@ -79,6 +79,7 @@ class ParamStore {
 
   void zero_grad();
   void release_grad();
+  void release_casts();  // gives back the memory of what blocks see, which the next unshard makes anew
 
   // Weight gradients of what runs from here on are work for later, in this queue; null: they are formed at
   // once.

@@ -1,4 +1,6 @@
 #pragma once
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "titanium/batch/packed_batch.h"
@@ -18,5 +20,8 @@ std::vector<PackedBatch> micro_batches(std::vector<Sample> samples, const Traini
 // The same for samples that are weighed.
 std::vector<PackedBatch> share_of_rank(const std::vector<WeighedSample>& samples,
                                        const TrainingConfig& config, const Mesh& mesh);
+// With micro-batches of up to `budget` tokens, whose config key is `budget_key`.
+std::vector<PackedBatch> share_of_rank(const std::vector<WeighedSample>& samples, int64_t budget,
+                                       const std::string& budget_key, const Mesh& mesh);
 
 }  // namespace titanium

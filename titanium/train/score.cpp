@@ -2,9 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include <numeric>
-
 #include "titanium/batch/pack.h"
+#include "titanium/train/micro_batches.h"
 
 namespace titanium {
 
@@ -17,36 +16,32 @@ std::vector<TokenScores> score_samples(TrainStep& step, const std::vector<Sample
     std::vector<double> none(sample.ids.size(), 0.0);
     weighed.push_back({std::move(sample), std::move(none), 0});
   }
-  PackOptions options;
-  options.split.budget = max_tokens;
-  options.split.budget_key = max_tokens_key;
-  const std::vector<PackedBatch> batches = pack(weighed, options);
+  std::vector<int64_t> begins{0};  // of each sample, in a row of them all
+  for (const Sample& sample : samples) begins.push_back(begins.back() + sample.size());
+  const Mesh& mesh = step.store().mesh();
+  const std::vector<PackedBatch> batches = share_of_rank(weighed, max_tokens, max_tokens_key, mesh);
   const std::vector<TokenStats> stats = step.score(batches, {.entropy = true}, HeadRows::kLabelled);
 
-  std::vector<std::vector<double>> logprob, entropy;
-  const auto values = [](const at::Tensor& t) {
-    const at::Tensor d = t.to(at::kDouble).contiguous();
-    return std::vector<double>(d.data_ptr<double>(), d.data_ptr<double>() + d.numel());
-  };
-  for (const TokenStats& s : stats) {
-    logprob.push_back(values(s.logprob));
-    entropy.push_back(values(s.entropy));
+  const at::Tensor all = at::zeros({2, begins.back()}, at::kDouble);
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const PackedBatch& batch = batches[b];
+    for (int64_t d = 0; d < batch.documents(); ++d) {
+      const auto i = static_cast<size_t>(d);
+      if (batch.sample[i] == kFiller) continue;
+      // The head's entry t is about token t + 1; the last one is about nothing.
+      const int64_t to = begins[static_cast<size_t>(batch.sample[i])] + 1, from = batch.bounds[i],
+                    count = batch.bounds[i + 1] - from - 1;
+      all[0].narrow(0, to, count).copy_(stats[b].logprob.narrow(0, from, count));
+      all[1].narrow(0, to, count).copy_(stats[b].entropy.narrow(0, from, count));
+    }
   }
-  std::vector<int64_t> order(samples.size());
-  std::iota(order.begin(), order.end(), 0);
-  auto logprob_rows = unpack<double>(batches, logprob, order),
-       entropy_rows = unpack<double>(batches, entropy, order);
-  // The head's entry t is about token t + 1.
-  const auto shift = [](std::vector<double>& row) {
-    row.insert(row.begin(), 0.0);
-    row.pop_back();
-  };
+  mesh.data().all_reduce(all);  // every other rank has 0 there
   std::vector<TokenScores> scores;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    shift(logprob_rows[i]);
-    shift(entropy_rows[i]);
-    scores.push_back({std::move(logprob_rows[i]), std::move(entropy_rows[i])});
-  }
+  const auto* logprob = all.const_data_ptr<double>();
+  const double* entropy = logprob + begins.back();
+  for (size_t i = 0; i < samples.size(); ++i)
+    scores.push_back(
+        {{logprob + begins[i], logprob + begins[i + 1]}, {entropy + begins[i], entropy + begins[i + 1]}});
   return scores;
 }
 

@@ -14,7 +14,8 @@ struct TokenScores {
   std::vector<double> logprob, entropy;  // [n]
 };
 
-// Samples are packed to the budget; results come in their order.  BadData: a sample longer than `max_tokens`,
+// Samples are packed to the budget; results come in their order.  On many ranks all give the same samples,
+// each data rank scores a part of them, and all get all results.  BadData: a sample longer than `max_tokens`,
 // whose config key is `max_tokens_key`.
 std::vector<TokenScores> score_samples(TrainStep& step, const std::vector<Sample>& samples,
                                        int64_t max_tokens, const std::string& max_tokens_key);

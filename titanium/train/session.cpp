@@ -53,6 +53,7 @@ StepOptions step_options(const TrainConfig& config) {
   options.plan.reshard_after_forward = reshard == "always"  ? Reshard::kAlways
                                        : reshard == "never" ? Reshard::kNever
                                                             : Reshard::kDefault;
+  options.keep_casts = !config.training.enable_cpu_offload;
   options.head_rows = config.training.head_rows == "all" ? HeadRows::kAll : HeadRows::kWeighted;
   return options;
 }
@@ -193,6 +194,7 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
     for (const auto& weight : session.model->table->weights()) names.push_back(weight->name());
     check_patterns(options.freeze, names, options.freeze_key);
   });
+  agree_on(mesh.all(), "the model's config.json", session.spec.config.to_json().dump(1));
   StepOptions step = options.step;
   agree(mesh.all(), [&] {  // the model's stages
     step.pipeline = pipeline_options(options.pipeline, mesh.pp().size(), *session.model);

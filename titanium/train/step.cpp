@@ -93,8 +93,10 @@ WorkResult TrainStep::run(const std::vector<PackedBatch>& batches, const StepReq
     }
     return in;
   };
-  return executor_.run(plan(static_cast<int32_t>(batches.size()), request.forward_only),
-                       {batches, make, request.loss, request.forward_only});
+  WorkResult result = executor_.run(plan(static_cast<int32_t>(batches.size()), request.forward_only),
+                                    {batches, make, request.loss, request.forward_only});
+  if (!options_.keep_casts) store_.release_casts();
+  return result;
 }
 
 LossSum TrainStep::forward_backward(const std::vector<PackedBatch>& batches, const Loss& loss) {

@@ -23,6 +23,7 @@ struct StepOptions {
   PlanOptions plan;
   bool keep_cheap = false;  // see BlockInput
   HeadRows head_rows = HeadRows::kWeighted;
+  bool keep_casts = true;  // from one call to the next; else their memory is given back
   std::shared_ptr<const PipelineOptions> pipeline = nullptr;  // null: the model is in one stage
 };
 

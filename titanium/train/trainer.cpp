@@ -52,7 +52,7 @@ Trainer::Trainer(Config config, Log& log, std::shared_ptr<World> world)
       optimizer_(make_optimizer(*session_.store, optimizer_options(config_.optimizer))),
       checkpointer_(make_checkpointer()),
       loaded_(load_weights()),
-      data_(agreed(world_->all(), [&] { return load_training_data(config_, session_, log); })),
+      data_(load_data()),
       schedule_((check_schedule(config_, data_.steps), lr_factor(config_.lr_scheduler, data_.steps)),
                 config_.optimizer.lr) {
   for (const std::string& sentence : keys_without_effect(config_)) log_.warn("{}", sentence);
@@ -158,6 +158,7 @@ std::filesystem::path Trainer::resume_from() const {
 
 std::optional<LoadedCheckpoint> Trainer::load_weights() {
   const auto& c = config_.checkpoint;
+  world_->progress(0, "loading weights");
   // One rank looks, so that all go on from the same one.
   const std::string found =
       agreed(world_->all(), [&] { return leads() ? resume_from().string() : std::string(); });
@@ -182,6 +183,11 @@ std::optional<LoadedCheckpoint> Trainer::load_weights() {
     return checkpointer_->load(c.initial_load_path);
   }
   return std::nullopt;
+}
+
+TrainingData Trainer::load_data() {
+  world_->progress(0, "reading the data");
+  return load_training_data(config_, session_, log_);
 }
 
 // What a run cannot change between a save and a resume without becoming another run.
@@ -281,8 +287,10 @@ StepReport Trainer::train_step(Step step) {
   const auto batches = micro_batches(std::move(step.samples), config_.training, counts, mesh);
   report.trained = counts.tokens;
   report.micro_batches = static_cast<int64_t>(batches.size()) * mesh.data().size();
+  if (!packing_told_) tell_packing(batches, report.tokens);
   if (counts.tokens == 0) log_.warn("step {}: no token of the global batch has loss", report.step);
   report.loss = mesh.data().sum(session_.step->forward_backward(batches, SftLoss()).loss.item<double>());
+  world_->progress(report.step, "norm and update");
   const GradNorm norm = grad_norm(*session_.store);
   report.grad_norm = norm.value;
   report.lr = schedule_.lr();
@@ -300,6 +308,19 @@ StepReport Trainer::train_step(Step step) {
   ++step_;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
+}
+
+// Once a run: how much of the work is not on tokens of the data.
+void Trainer::tell_packing(const std::vector<PackedBatch>& batches, int64_t tokens) {
+  packing_told_ = true;
+  double computed = 0;
+  for (const PackedBatch& batch : batches) computed += static_cast<double>(batch.size());
+  const Group& data = session_.store->mesh().data();
+  const double all = data.sum(computed), count = data.sum(static_cast<double>(batches.size()));
+  log_.info("packing: {} tokens in {} micro-batches, {:.1f} % full; {:.2f} % of what is computed is padding",
+            tokens, count,
+            100 * all / (count * static_cast<double>(config_.training.max_tokens_per_microbatch)),
+            100 * (all - static_cast<double>(tokens)) / all);
 }
 
 std::optional<double> Trainer::validate() {
@@ -358,6 +379,7 @@ void Trainer::save_failed(const char* why) {
 }
 
 void Trainer::save() {
+  world_->progress(step_, "saving");
   check_finite();
   try {
     checkpointer_->wait();  // for the one before, whose failure is no reason to leave out this one
@@ -382,6 +404,7 @@ void Trainer::poll_save() {
 }
 
 std::exception_ptr Trainer::save_at_end() {
+  world_->progress(step_, "saving");
   try {
     checkpointer_->wait();
   } catch (const Error& e) {
@@ -425,6 +448,7 @@ HfExportOptions Trainer::export_options() const {
 }
 
 void Trainer::export_model() {
+  world_->progress(step_, "exporting");
   const auto folder = in_dump_folder(config_, config_.checkpoint.export_folder);
   export_hf(*session_.store, session_.spec.config.to_json(config_.checkpoint.export_dtype), folder,
             export_options());
@@ -433,6 +457,7 @@ void Trainer::export_model() {
 
 Trainer::Outcome Trainer::run(const std::atomic<bool>& stop) {
   Outcome outcome;
+  outcome.start = step_;
   // Of all ranks, which measure at the same time as they will compute.
   const double peak_flops =
       world_->all().sum(measure_peak_flops(config_.training.mixed_precision_param == Dtype::BF16,

@@ -33,6 +33,7 @@ class Trainer {
   ~Trainer();
 
   struct Outcome {
+    int64_t start = 0;         // updates before this call: those of the run that this one resumes
     int64_t step = 0;          // updates of the run, those before a resume included
     bool interrupted = false;  // `stop` came first
     bool saved = false;        // there is a checkpoint of `step`
@@ -55,9 +56,11 @@ class Trainer {
   std::filesystem::path resume_from() const;
   // Weights, and where a run goes on its optimizer state and what that run saved with them.
   std::optional<LoadedCheckpoint> load_weights();
+  TrainingData load_data();
   void restore(const LoadedCheckpoint& loaded);
   void summary();
   StepReport train_step(Step step);
+  void tell_packing(const std::vector<PackedBatch>& batches, int64_t tokens);
   std::optional<double> validate();
   size_t validation_end() const;
   Json identity() const;
@@ -85,7 +88,8 @@ class Trainer {
   TrainingData data_;
   LRSchedulersContainer schedule_;
   std::unique_ptr<Loader> loader_;
-  int64_t step_ = 0;         // updates done
+  int64_t step_ = 0;  // updates done
+  bool packing_told_ = false;
   int64_t saved_step_ = -1;  // of the last save that was started and is not known to have failed
 };
 

@@ -1,6 +1,7 @@
 #include "titanium/train/training_data.h"
 
 #include "titanium/base/error.h"
+#include "titanium/dist/agree.h"
 #include "titanium/formats/json.h"
 
 namespace titanium {
@@ -45,7 +46,8 @@ void check_step_size(const TrainingConfig& config, const Dataset& train) {
 }  // namespace
 
 TrainingData load_training_data(const TrainConfig& config, const Session& session, Log& log) {
-  TextTools text = load_text_tools(session.folder, config.data.chat_template);
+  const Group& ranks = session.store->mesh().all();
+  TextTools text = agreed(ranks, [&] { return load_text_tools(session.folder, config.data.chat_template); });
   DataOptions options;
   options.files = config.data.path;
   options.form = record_form_from(config.data.format);
@@ -67,7 +69,11 @@ TrainingData load_training_data(const TrainConfig& config, const Session& sessio
   const ChatTemplate* chat_template = text.chat_template ? &*text.chat_template : nullptr;
 
   const auto load = [&](const char* what, const DataOptions& o) {
-    Dataset data = Dataset::load(o, tokenizer, chat_template);
+    Dataset data =
+        Dataset::load(o, tokenizer, chat_template,
+                      {.rank = ranks.rank(), .size = ranks.size(), .exchange = [&](const std::string& mine) {
+                         return ranks.exchange(mine);
+                       }});
     log.info("{} data: {}", what, data.summary().text());
     if (data.summary().dropped_tokens > 0) {
       log.warn("{} data: {} records cut to training.seq_len = {}, {} tokens lost", what,

@@ -31,7 +31,8 @@ struct TrainingData {
 
   const Dataset& validation_data() const { return validation ? *validation : train; }
 };
-// Warns of what was left out, and of records beyond the model's positions.  BadConfig, BadData.
+// Warns of what was left out, and of records beyond the model's positions.  BadConfig, BadData: the same on
+// all ranks of the session's mesh, which read a part of the records each and hold all.
 TrainingData load_training_data(const TrainConfig& config, const Session& session, Log& log);
 
 }  // namespace titanium

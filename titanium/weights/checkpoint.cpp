@@ -77,6 +77,7 @@ Checkpointer::Checkpointer(ParamStore& store, Optimizer* optimizer, CheckpointOp
 Checkpointer::~Checkpointer() {
   try {
     wait();
+  } catch (const RankLost&) {  // every later collective says so too
   } catch (const std::exception& e) {
     std::fprintf(stderr, "titanium: %s\n", e.what());
   }

@@ -14,6 +14,7 @@
 
 #include "titanium/base/error.h"
 #include "titanium/dist/agree.h"
+#include "titanium/weights/hash.h"
 #include "titanium/weights/piece.h"
 #include "titanium/weights/scalar_type.h"
 
@@ -196,11 +197,25 @@ class Loader {
   HfLoadReport report_;
 };
 
+// A line for each tensor, with a hash of its first bytes: ranks read parts of the same files.
+std::string description(const HfTensors& tensors) {
+  std::string text;
+  for (const std::string& tensor : tensors.names()) {
+    const TensorView& view = tensors.at(tensor);
+    const uint64_t begin = Hash64::of({view.data, std::min<size_t>(view.nbytes, 256)});
+    text += fmt::format("{} {} [{}], begins {}\n", tensor, name(view.dtype), fmt::join(view.shape, ", "),
+                        to_hex(begin));
+  }
+  return text;
+}
+
 }  // namespace
 
 HfLoadReport load_hf(const HfTensors& tensors, ParamStore& store, const HfLoadOptions& options) {
   Loader loader(tensors, store, options);
-  agree(store.mesh().all(), [&] { loader.check_all(); });
+  const Group& ranks = store.mesh().all();
+  agree(ranks, [&] { loader.check_all(); });
+  if (ranks.size() > 1) agree_on(ranks, "the content of the model's files", description(tensors));
   return loader.write();
 }
 

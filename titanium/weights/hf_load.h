@@ -36,7 +36,8 @@ struct HfLoadReport {
 // F32, BF16, F16 or F64 to the masters' dtype.  BadCheckpoint, the same on all ranks, for a tensor that is
 // missing, unexpected, of another shape or of a dtype that is no float, and for two names of a tied weight
 // whose bytes differ; it names tensor, file and both shapes. Everything is checked, by every rank, before the
-// first master is written.
+// first master is written.  BadConfig where ranks see other files: names, dtypes, shapes and the first bytes
+// of each tensor are compared.
 HfLoadReport load_hf(const HfTensors& tensors, ParamStore& store, const HfLoadOptions& options = {});
 HfLoadReport load_hf(const std::filesystem::path& folder, ParamStore& store,
                      const HfLoadOptions& options = {});

@@ -136,6 +136,7 @@ struct BucketStream::State {
   void start(const std::function<bool(size_t)>& wanted);  // tensors, in buckets
   void run();
   void give_memory(const BucketPlan& plan, Filled& out);
+  void take_back(Filled filled);
   void fill(const BucketPlan& plan, Filled& out, Crew& crew);
   void close();
 
@@ -147,6 +148,7 @@ struct BucketStream::State {
   std::vector<Source> sources;  // of header.tensors
   std::vector<BucketPlan> plans;
   uint64_t slot_bytes = 0, large_bytes = 0;  // of the fullest bucket, and of the largest oversize tensor
+  const BucketPlan *last_slot = nullptr, *last_large = nullptr;  // that need such memory
   uint64_t bucket_bytes;
   bool checksums;
   int threads;
@@ -155,8 +157,9 @@ struct BucketStream::State {
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
   std::optional<Filled> ready, held;  // filled and not asked for yet; with the consumer
-  std::vector<at::Tensor> spare;      // memory for buckets
-  at::Tensor large;                   // for an oversize one: never are two alive
+  const BucketPlan* filling = nullptr;
+  std::vector<at::Tensor> spare;  // memory for buckets
+  at::Tensor large;               // for an oversize one: never are two alive
   std::exception_ptr error;
   bool stop = false;
 
@@ -205,6 +208,7 @@ void BucketStream::State::start(const std::function<bool(size_t)>& wanted) {
   for (const BucketPlan& plan : plans) {
     uint64_t& most = plan.oversize ? large_bytes : slot_bytes;
     most = std::max(most, plan.bytes);
+    (plan.oversize ? last_large : last_slot) = &plan;
   }
   sigset_t all, before;  // signals are for the training thread
   sigfillset(&all);
@@ -268,6 +272,8 @@ void BucketStream::State::give_memory(const BucketPlan& plan, Filled& out) {
           "stream of weights (version {}): closed on rank {} before its end, after {} of {} buckets",
           header.version, rank, taken, plans.size());
     }
+    filling = &plan;
+    if (last_slot < filling) spare.clear();
     if (plan.oversize) {
       out.buffer = std::move(large);
     } else if (!spare.empty()) {
@@ -277,6 +283,12 @@ void BucketStream::State::give_memory(const BucketPlan& plan, Filled& out) {
   }
   if (!out.buffer.defined())
     out.buffer = zero_pages(static_cast<int64_t>(plan.oversize ? large_bytes : slot_bytes), at::kByte);
+}
+
+// Memory that no later bucket needs is given back to the system.
+void BucketStream::State::take_back(Filled filled) {
+  if (filled.oversize && filling < last_large) large = std::move(filled.buffer);
+  if (!filled.oversize && filling < last_slot) spare.push_back(std::move(filled.buffer));
 }
 
 void BucketStream::State::fill(const BucketPlan& plan, Filled& out, Crew& crew) {
@@ -348,11 +360,7 @@ std::optional<Bucket> BucketStream::next() {
   State& s = *state_;
   std::unique_lock lock(s.mutex);
   if (s.held) {
-    if (s.held->oversize) {
-      s.large = std::move(s.held->buffer);
-    } else {
-      s.spare.push_back(std::move(s.held->buffer));
-    }
+    s.take_back(std::move(*s.held));
     s.held.reset();
     s.changed.notify_all();
   }

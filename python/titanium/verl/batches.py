@@ -3,8 +3,10 @@
 import functools
 
 import torch
+import torch.distributed as dist
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.dataset_utils import DatasetPadMode
+from verl.utils.device import get_device_id
 from verl.workers.utils.losses import sft_loss
 
 from ..errors import BadConfig, BadData
@@ -53,18 +55,20 @@ def is_sft_loss(loss_function):
     return loss_function is sft_loss
 
 
-def add_sft_targets(batch, data, *, dp_size):
+def add_sft_targets(batch, data, dp_group):
     """What the engine's SFT loss reads: the tokens that count, and how many there are in the global batch."""
     tokens = tu.get_non_tensor_data(data, "batch_num_tokens", None)
+    sequences = torch.tensor(len(data), device=get_device_id())
+    dist.all_reduce(sequences, group=dp_group)
     batch["loss_mask"] = data["loss_mask"].values()
-    batch["counts"] = {"tokens": int(tokens), "sequences": len(data) * dp_size}
+    batch["counts"] = {"tokens": int(tokens), "sequences": int(sequences)}
 
 
 class PythonLoss:
     """verl's loss function as the callable that the engine asks once a micro-batch, with statistics for gradients.
 
     verl's losses carry a factor dp_size, because its engines average gradients over data ranks; ours adds them.  The one
-    place where the two meet is the factor 1 / dp_size on what goes back.
+    place where the two meet is the factor 1 / dp_size on what goes back.  Of the ranks that share a micro-batch one is asked.
     """
 
     def __init__(self, loss_function, micro_batches, rows, names, *, dp_size, dp_group):
@@ -74,22 +78,31 @@ class PythonLoss:
         self.outputs = [None] * len(rows)  # {"loss", "metrics"} by micro-batch, in verl's terms
 
     def __call__(self, _, stats):
+        if all(row < 0 for row in stats.sample):  # filler: another data rank has more micro-batches
+            return {"loss": 0.0}
         number = self._number_of[stats.sample[0]]
-        if list(stats.sample) != self._rows[number]:
-            raise BadData(f"micro-batch {number}: the engine packed rows {stats.sample}, not {self._rows[number]}")
+        rows = self._rows[number]
+        if stats.sample[: len(rows)] != rows or any(row >= 0 for row in stats.sample[len(rows) :]):
+            raise BadData(f"micro-batch {number}: the engine packed rows {stats.sample}, not {rows}")
         micro_batch = self._micro_batches[number]
+        offsets = micro_batch["input_ids"].offsets()
+        tokens = int(offsets[-1])  # what comes after them is filler
         leaves = {}
         for name in self._names:
             value = getattr(stats, name)
             if value is not None:
-                leaves[name] = value.detach().to(micro_batch["input_ids"].device).requires_grad_()
-        offsets = micro_batch["input_ids"].offsets()
+                leaves[name] = value[:tokens].detach().to(micro_batch["input_ids"].device).requires_grad_()
         with torch.enable_grad():
             outputs = {name: torch.nested.nested_tensor_from_jagged(leaf, offsets) for name, leaf in leaves.items()}
             loss = self.evaluate(number, outputs)
             if loss.requires_grad:
                 loss.backward()
-        gradients = {name: leaf.grad / self._dp_size for name, leaf in leaves.items() if leaf.grad is not None}
+        filler = int(stats.offsets[-1]) - tokens
+        gradients = {
+            name: torch.nn.functional.pad(leaf.grad / self._dp_size, (0, filler))
+            for name, leaf in leaves.items()
+            if leaf.grad is not None
+        }
         return {"loss": self.outputs[number]["loss"] / self._dp_size, "gradients": gradients}
 
     def evaluate(self, number, model_output):

@@ -14,8 +14,9 @@ from verl.workers.engine import BaseEngine, EngineRegistry
 from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
 
 from ..client import spawn
-from ..errors import BadConfig
+from ..errors import BadConfig, Bug
 from .batches import STATISTICS, PythonLoss, add_sft_targets, engine_batch, is_sft_loss, rows_of, rows_to_jagged
+from .ranks import Meeting, Mesh, make_data_group
 
 # HFModelConfig's fields that are objects of Python, not settings.
 _OBJECTS = ("hf_config", "generation_config", "tokenizer", "processor", "external_lib")
@@ -57,27 +58,35 @@ class TitaniumEngine(BaseEngine):
         self.rank = dist.get_rank()
         self.mode = None
         self.optimizer = None
+        # Workers differ in nothing but their place, so what is refused here is refused in all of them.
+        self._mesh = Mesh.of(engine_config, self.rank, dist.get_world_size())
+        self._data_group = make_data_group(self._mesh)
         # Cheap: no weights are read before initialize().  verl asks for ranks before that.
-        self._client = spawn(
-            self._config(),
-            binary=engine_config.binary,
-            model_type=self.model_type,
-            device=get_device_name(),
-            arrays="torch",
-        )
-        if dist.get_world_size() != self._client.get_data_parallel_size():
-            size = self._client.get_data_parallel_size()
-            self._client.close()
-            raise BadConfig(
-                f"{dist.get_world_size()} ranks, but the sizes of the device mesh (engine.data_parallel_shard_size, ...) "
-                f"make an engine of {size}; this version runs one process an engine"
+        with Meeting(engine_config.binary) as meeting:
+            self._client = spawn(
+                self._config(),
+                binary=engine_config.binary,
+                model_type=self.model_type,
+                device=get_device_name(),
+                arrays="torch",
+                **meeting.options,
             )
+        self._check_place()
+
+    def _check_place(self):
+        client, mesh = self._client, self._mesh
+        engine = client.get_data_parallel_rank(), client.get_data_parallel_size(), client.is_mp_src_rank_with_outputs()
+        ours = mesh.data_parallel_rank, mesh.data_parallel_size, mesh.is_mp_src_rank_with_outputs
+        if engine != ours:
+            client.close()
+            raise Bug(f"worker {self.rank} is at (data rank, data ranks, has outputs) {ours}, its server at {engine}")
 
     def _config(self):
         model = {f.name: getattr(self.model_config, f.name) for f in dataclasses.fields(self.model_config)}
         engine = {f.name: getattr(self.engine_config, f.name) for f in dataclasses.fields(self.engine_config)}
         del engine["binary"]
         config = {
+            "comm": engine.pop("comm"),
             "model": {key: value for key, value in model.items() if key not in _OBJECTS},
             "engine": engine,
             "optimizer": None if self.engine_config.forward_only else self.optimizer_config,
@@ -149,15 +158,17 @@ class TitaniumEngine(BaseEngine):
         wants = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
         batch = engine_batch(data, rows, return_model_output=wants)
         if not wants and is_sft_loss(loss_function) and data["loss_mask"].is_nested:
-            add_sft_targets(batch, data, dp_size=size)
+            add_sft_targets(batch, data, group)
             result = self._client.forward_backward_batch(batch, {"name": "sft"})
             outputs = [{"loss": value * size, "metrics": {}} for value in result["loss"]]
         elif forward_only:
             result = self._client.forward_backward_batch(batch, None, forward_only=True)
-            outputs = self._losses_of(loss, rows, micro_batches, result["model_output"])
+            outputs = self._losses_of(loss, rows, micro_batches, result["model_output"]) if self._shows else []
         else:
             result = self._client.forward_backward_batch(batch, loss)
             outputs = loss.outputs
+        if not self._shows:  # the engine has asked another rank for the loss, and verl reads that one's outputs
+            return {"model_output": {}, "loss": [], "metrics": {}}
         output = postprocess_batch_func(output_lst=outputs, indices=indices, data=data)
         # Rows come in the order of the batch, however it was cut.
         output["model_output"] = {
@@ -191,22 +202,27 @@ class TitaniumEngine(BaseEngine):
     # -- ranks ----------------------------------------------------------------------------------------------------
 
     def get_data_parallel_rank(self):
-        return self._client.get_data_parallel_rank()
+        return self._mesh.data_parallel_rank
 
     def get_data_parallel_size(self):
-        return self._client.get_data_parallel_size()
+        return self._mesh.data_parallel_size
 
     def get_data_parallel_group(self):
-        return dist.group.WORLD  # every rank of verl is a data rank: the constructor has seen to it
+        return self._data_group
 
     def is_mp_src_rank_with_outputs(self):
-        return self._client.is_mp_src_rank_with_outputs()
+        return self._shows
+
+    @property
+    def _shows(self):
+        return self._mesh.is_mp_src_rank_with_outputs
 
     # -- weights, state -------------------------------------------------------------------------------------------
 
     def get_per_tensor_param(self, layered_summon=False, base_sync_done=False, **kwargs):
         """(iterator of (Hugging Face name, full tensor), None): the state dict of transformers, a tied head included, in
-        the dtype of the computation, which is what a rollout engine loads.  The iterator is drained before training goes on.
+        the dtype of the computation, which is what a rollout engine loads.  The iterator is drained before training goes on,
+        on all ranks, which get the same tensors in the same order.
         """
         dtype = kwargs.get("dtype") or self.engine_config.dtype
         stream = self._client.get_per_tensor_param(dtype=str(dtype).removeprefix("torch."), tied_head=True)

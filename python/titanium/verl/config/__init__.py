@@ -43,6 +43,10 @@ class TitaniumEngineConfig(EngineConfig):
 
     # dtype of the master weights, as in verl's fsdp group
     model_dtype: str = "fp32"
+    # how ranks wait for each other (docs/ranks.md); between two calls of the engine verl may be at something else for long
+    comm: dict[str, Any] = field(
+        default_factory=lambda: {"transport": "auto", "init_timeout_seconds": 300, "train_timeout_seconds": 600}
+    )
     # the `titanium` command; null: TITANIUM_BINARY, PATH, or the build folder above the package
     binary: Optional[str] = None
 
