@@ -71,6 +71,42 @@ INSTANTIATE_TEST_SUITE_P(Models, LayoutTable,
                                             ::testing::ValuesIn(kLayouts)),
                          name_of);
 
+// The models have an embedding, two layers and a head: four stages at most.
+const Layout kPipelineLayouts[] = {
+    {.name = "pp2_gpipe", .budget = 32, .pp = 2, .schedule = "GPipe"},
+    {.name = "pp2_1f1b", .budget = 32, .pp = 2},
+    {.name = "pp2_one_micro_batch", .budget = 1024, .pp = 2},
+    {.name = "pp3_1f1b_recompute", .budget = 40, .recompute = "full", .pp = 3},
+    {.name = "pp4_1f1b", .budget = 32, .pp = 4},
+    {.name = "pp2_interleaved", .budget = 32, .pp = 2, .schedule = "Interleaved1F1B"},
+    {.name = "pp2_bfs", .budget = 32, .recompute = "selective", .pp = 2, .schedule = "LoopedBFS"},
+    {.name = "pp2_zero_bubble", .budget = 32, .pp = 2, .schedule = "InterleavedZeroBubble"},
+    {.name = "pp2_zbv", .budget = 32, .pp = 2, .schedule = "ZBVZeroBubble"},
+    {.name = "pp2_zbv_recompute", .budget = 40, .recompute = "full", .pp = 2, .schedule = "ZBVZeroBubble"},
+    {.name = "pp2_dualpipev", .budget = 32, .pp = 2, .schedule = "DualPipeV"},
+    {.name = "pp2_fsdp2", .shard = 2, .budget = 32, .pp = 2},
+    {.name = "pp2_fsdp2_always_zbv",
+     .shard = 2,
+     .budget = 32,
+     .reshard = "always",
+     .pp = 2,
+     .schedule = "ZBVZeroBubble"},
+    {.name = "pp2_tp2", .tp = 2, .budget = 40, .pp = 2},
+    {.name = "pp2_fsdp2_tp2",
+     .shard = 2,
+     .tp = 2,
+     .budget = 32,
+     .pp = 2,
+     .schedule = "InterleavedZeroBubble"},
+    {.name = "hsdp2x2_pp2", .replicate = 2, .shard = 2, .budget = 32, .recompute = "full", .pp = 2},
+};
+
+INSTANTIATE_TEST_SUITE_P(Pipelines, LayoutTable,
+                         ::testing::Combine(::testing::Values("llama3", "llama_tied", "qwen2", "qwen3",
+                                                              "qwen3_tied"),
+                                            ::testing::ValuesIn(kPipelineLayouts)),
+                         name_of);
+
 // A07: rows that do not divide are no rows of the model.
 const Layout kVocabularyLayouts[] = {
     {.name = "fsdp3", .shard = 3, .budget = 40},

@@ -85,6 +85,8 @@ TrainConfig config_of(const Layout& layout, const std::string& dtype, const std:
        fmt::format("training.enable_cpu_offload={}", layout.offload),
        fmt::format("parallelism.data_parallel_replicate_degree={}", layout.replicate),
        fmt::format("parallelism.data_parallel_shard_degree={}", layout.shard),
+       fmt::format("parallelism.pipeline_parallel_degree={}", layout.pp),
+       "parallelism.pipeline_parallel_schedule=" + layout.schedule,
        fmt::format("parallelism.tensor_parallel_degree={}", layout.tp)});
 }
 

@@ -19,8 +19,10 @@ struct Layout {
   std::string recompute = "none";
   std::string reshard = "default";
   bool offload = false;
+  int pp = 1;
+  std::string schedule = "1F1B";
   std::vector<int64_t> documents = {};  // lengths of those of a step; empty: twelve of 2 to 31 tokens
-  int ranks() const { return replicate * shard * tp; }
+  int ranks() const { return replicate * shard * tp * pp; }
 };
 inline void PrintTo(const Layout& layout, std::ostream* out) {
   *out << layout.name;
