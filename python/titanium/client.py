@@ -48,7 +48,8 @@ def spawn(
     """
     factory = ArrayFactory(arrays, bf16)
     ranks = rank_environment(rank, world_size, local_rank, local_world_size, master_addr, master_port)
-    env = None if ranks is None and env is None else {**(ranks or {}), **(env or {})}
+    if ranks is not None and isinstance(env, (dict, type(None))):  # else it is refused as it is
+        env = {**ranks, **(env or {})}
     process = ServerProcess(find_binary(binary), args, env, log)
     engine = Engine(Channel(process.socket, open_pidfd(process.pid)), factory, process)
     with _closing_on_failure(engine):

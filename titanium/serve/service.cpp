@@ -109,6 +109,8 @@ Ending Service::serve(Connection& connection) {
     } catch (const PeerGone&) {
     }
   }
+  // Before the scopes close: what that does to a stream of all ranks would be all that the others hear.
+  if (ending == Ending::kGone && was_called_) lose("its client is gone");
   if (ending != Ending::kFailed) release();
   connection_ = nullptr;
   return ending;
