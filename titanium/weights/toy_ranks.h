@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -19,17 +20,36 @@ namespace titanium::testing {
 
 struct Layout {
   int replicate = 1, shard = 1, tp = 1;
-  int ranks() const { return replicate * shard * tp; }
+  std::vector<int> pp_of_block = {};  // of the four blocks, of which the first and the last are tied
+  int pp() const {
+    return pp_of_block.empty() ? 1 : 1 + *std::max_element(pp_of_block.begin(), pp_of_block.end());
+  }
+  int ranks() const { return replicate * shard * tp * pp(); }
   ParallelDims dims() const {
-    return {.dp_replicate = replicate, .dp_shard = shard, .tp = tp, .world_size = ranks()};
+    return {.dp_replicate = replicate, .dp_shard = shard, .tp = tp, .pp = pp(), .world_size = ranks()};
   }
   friend void PrintTo(const Layout& l, std::ostream* out) {
     *out << "replicate " << l.replicate << " shard " << l.shard << " tp " << l.tp;
+    for (const int pp : l.pp_of_block) *out << (&pp == l.pp_of_block.data() ? " pp " : ",") << pp;
   }
 };
 
-inline const std::vector<Layout> kLayouts = {{1, 1, 1}, {1, 2, 1}, {1, 3, 1}, {1, 4, 1}, {2, 2, 1},
-                                             {1, 1, 2}, {1, 1, 3}, {1, 2, 2}, {2, 1, 2}, {1, 2, 3}};
+inline const std::vector<Layout> kLayouts = {{1, 1, 1},
+                                             {1, 2, 1},
+                                             {1, 3, 1},
+                                             {1, 4, 1},
+                                             {2, 2, 1},
+                                             {1, 1, 2},
+                                             {1, 1, 3},
+                                             {1, 2, 2},
+                                             {2, 1, 2},
+                                             {1, 2, 3},
+                                             {1, 1, 1, {0, 0, 1, 1}},
+                                             {1, 1, 1, {0, 1, 1, 0}},
+                                             {1, 1, 1, {0, 1, 2, 3}},
+                                             {1, 2, 1, {0, 0, 1, 1}},
+                                             {2, 1, 2, {0, 1, 1, 0}},
+                                             {1, 2, 2, {0, 0, 0, 1}}};
 
 class ToyRank {
  public:
@@ -56,6 +76,7 @@ class ToyRank {
     StoreOptions options;
     options.dtypes = dtypes;
     options.mesh = mesh;
+    options.pp_of_block = layout.pp_of_block;
     options.frozen = [](const std::string& name) { return name == "fixed"; };
     store = std::make_unique<ParamStore>(table, 4, options);
     optimizer = make_optimizer(*store, {});
