@@ -18,7 +18,12 @@ from verl.workers.utils.losses import ppo_loss, sft_loss
 
 import titanium
 
-LAYOUTS = {"sharded": {"data_parallel_shard_size": 2}, "tensor-parallel": {"tensor_parallel_size": 2}}
+LAYOUTS = {
+    "sharded": {"data_parallel_shard_size": 2},
+    "tensor-parallel": {"tensor_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},
+    "pipeline-v": {"pipeline_parallel_size": 2, "pipeline_parallel_schedule": "ZBVZeroBubble"},
+}
 ROWS = len(test_workers.LENGTHS)
 
 
@@ -159,7 +164,7 @@ class Ranks(unittest.TestCase):
         for name, layout in LAYOUTS.items():
             with self.subTest(name):
                 seen = run(self.folder, name, 2, layout)
-                shows = [0, 1] if name == "sharded" else [0]
+                shows = {"sharded": [0, 1], "pipeline": [1]}.get(name, [0])
                 statistics = {key: {} for key in ("log_probs", "entropy", "sum_pi_squared")}
                 for rank in shows:
                     for key, rows in seen[rank]["statistics"].items():
@@ -182,7 +187,7 @@ class Ranks(unittest.TestCase):
                         self.assertTrue(torch.equal(worker["weights"][key], seen[0]["weights"][key]), key)
                         self.assertLess((worker["weights"][key] - theirs).abs().mean().item(), 5e-6, key)
                     self.assertRegex(worker["refusal"], "BadData: rank 1: .*277" if name == "sharded" else "Bad(Data|Config): .*rank 1")
-                asked = 1 if name == "sharded" else 0
+                asked = shows[-1]
                 self.assertEqual(seen[asked]["failure"], "ZeroDivisionError: a loss of the user's own")
                 self.assertRegex(seen[1 - asked]["failure"], f"BadData: rank {asked}: .*of the user's own")
 

@@ -154,7 +154,8 @@ class Sft(unittest.TestCase):
 
     def test_two_workers_are_two_of_fsdp2(self):
         theirs = train(self.folder, "fsdp2-two", *FSDP2, engine_device="cuda", workers=2)
-        for name, layout in (("sharded", "engine.data_parallel_shard_size=2"), ("tensor-parallel", "engine.tensor_parallel_size=2")):
+        for name, layout in (("sharded", "engine.data_parallel_shard_size=2"), ("tensor-parallel", "engine.tensor_parallel_size=2"),
+                             ("pipeline", "engine.pipeline_parallel_size=2")):
             with self.subTest(name):
                 ours = train(self.folder, name, *TITANIUM, layout, workers=2)
                 self.assert_same_steps(ours, theirs)

@@ -12,11 +12,14 @@ namespace {
 namespace fs = std::filesystem;
 
 const Layout kSaver{.name = "fsdp2_tp2", .shard = 2, .tp = 2};
+const Layout kPipeline{.name = "fsdp2_pp2", .shard = 2, .pp = 2};
 const Layout kReaders[] = {
     {.name = "one"},
     {.name = "fsdp3", .shard = 3},
     {.name = "tp2", .tp = 2},
     {.name = "hsdp2x2", .replicate = 2, .shard = 2},
+    {.name = "pp2_v", .pp = 2, .schedule = "ZBVZeroBubble"},
+    kPipeline,
     kSaver,
 };
 
@@ -52,11 +55,11 @@ void train(RankEngine& engine, int from, int to, Steps* steps) {
   if (steps) steps->masters.add_masters(*engine);
 }
 
-TEST(EngineCheckpointRanks, AnyLayoutGoesOnFromAnyOther) {
+void expect_others_go_on_from(const Layout& saver) {
   const TestFolder folder;
   const fs::path path = folder.path / "global_step_3";
   Steps straight;
-  on_ranks(config(), kSaver, [&](RankEngine& engine) {
+  on_ranks(config(), saver, [&](RankEngine& engine) {
     train(engine, 0, 3, nullptr);
     engine->param_groups()[0].weight_decay = 0.25;  // a caller's own
     engine->save_checkpoint(path, 3, 0);
@@ -72,13 +75,20 @@ TEST(EngineCheckpointRanks, AnyLayoutGoesOnFromAnyOther) {
       EXPECT_EQ(engine->param_groups()[0].weight_decay, 0.25);
       train(engine, 3, 5, &resumed);
     });
-    const bool same = layout.name == kSaver.name;
+    const bool same = layout.name == saver.name;
     ASSERT_EQ(resumed.losses.size(), 2u);
     for (size_t i = 0; i < 2; ++i) {
       EXPECT_NEAR(resumed.losses[i], straight.losses[i], same ? 0 : 1e-9);
       EXPECT_NEAR(resumed.norms[i], straight.norms[i], same ? 0 : 1e-9);
     }
     EXPECT_LE(resumed.masters.difference(straight.masters), same ? 0 : 1e-9);
+  }
+}
+
+TEST(EngineCheckpointRanks, AnyLayoutGoesOnFromAnyOther) {
+  for (const Layout& saver : {kSaver, kPipeline}) {
+    SCOPED_TRACE("saved on " + saver.name);
+    expect_others_go_on_from(saver);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "titanium/config/pipeline_config.h"
 #include "titanium/dist/parallel_dims.h"
 #include "titanium/formats/dtype.h"
 #include "titanium/formats/json.h"
@@ -41,6 +42,7 @@ struct EngineRunConfig {
   Dtype reduce_dtype = Dtype::F32;  // of gradients
 
   ParallelDims dims;  // data_parallel_replicate_size, data_parallel_shard_size, tensor_parallel_size, ...
+  PipelineConfig pipeline;  // pipeline_parallel_schedule, ..., as in a run's [parallelism]
   std::string reshard_after_forward = "default";  // default, always, never
   bool forward_prefetch = false;
   std::string activation_checkpoint = "selective";  // none, selective, full

@@ -94,7 +94,9 @@ TEST(EngineConfig, ValuesAreRead) {
     "engine": {"param_offload": true, "optimizer_offload": true, "forward_only": true, "seed": 7, "dtype": "float32",
       "activation_checkpoint": "full", "max_seq_len": 99, "use_dynamic_bsz": false, "max_token_len_per_gpu": 10,
       "micro_batch_size_per_gpu": 2, "infer_max_token_len_per_gpu": 30, "infer_micro_batch_size_per_gpu": 4,
-      "reshard_after_forward": "always", "forward_prefetch": true},
+      "reshard_after_forward": "always", "forward_prefetch": true, "pipeline_parallel_size": 4,
+      "pipeline_parallel_schedule": "GPipe", "pipeline_parallel_schedule_csv": null,
+      "pipeline_parallel_layers_per_stage": 3, "pipeline_parallel_first_stage_less_layers": 0},
     "optimizer": {"lr": 2, "betas": [0.5, 0.6], "clip_grad": 3, "weight_decay": 0,
       "override_optimizer_config": {"eps": 1e-6, "fused": true}},
     "checkpoint": {"save_contents": ["hf_model"]}})"));
@@ -104,6 +106,12 @@ TEST(EngineConfig, ValuesAreRead) {
   EXPECT_TRUE(config.engine.param_offload && config.engine.optimizer_offload && config.engine.forward_only);
   EXPECT_FALSE(config.engine.use_dynamic_bsz);
   EXPECT_TRUE(config.engine.forward_prefetch);
+  EXPECT_EQ(config.engine.dims.pp, 4);
+  EXPECT_EQ(config.engine.pipeline.schedule, "GPipe");
+  EXPECT_EQ(config.engine.pipeline.schedule_csv, "");
+  EXPECT_EQ(config.engine.pipeline.layers_per_stage, 3);
+  EXPECT_EQ(config.engine.pipeline.first_less_layers, 0);
+  EXPECT_EQ(config.engine.pipeline.last_less_layers, -1);
   EXPECT_EQ(config.engine.seed, 7u);
   EXPECT_EQ(config.engine.dtype, Dtype::F32);
   EXPECT_EQ(config.engine.reshard_after_forward, "always");

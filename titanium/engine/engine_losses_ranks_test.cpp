@@ -70,7 +70,8 @@ void expect_as_on_one_rank(const Loss& loss, const std::string& what,
   run(loss, model_type, {.name = "one rank"}, one);
   EXPECT_GT(one.gradients.norm(), 0);
   for (const Layout& layout :
-       {Layout{.name = "fsdp2", .shard = 2}, Layout{.name = "ddp2_tp2", .replicate = 2, .tp = 2}}) {
+       {Layout{.name = "fsdp2", .shard = 2}, Layout{.name = "ddp2_tp2", .replicate = 2, .tp = 2},
+        Layout{.name = "fsdp2_pp2", .shard = 2, .pp = 2}}) {
     SCOPED_TRACE(layout.name);
     Outcome got;
     run(loss, model_type, layout, got);

@@ -12,7 +12,10 @@ const Layout kOne{"one rank"};
 const Layout kLayouts[] = {{.name = "fsdp2", .shard = 2},
                            {.name = "tp2", .tp = 2},
                            {.name = "fsdp2_tp2", .shard = 2, .tp = 2},
-                           {.name = "hsdp2x2", .replicate = 2, .shard = 2}};
+                           {.name = "hsdp2x2", .replicate = 2, .shard = 2},
+                           {.name = "pp2", .pp = 2},
+                           {.name = "pp2_v", .pp = 2, .schedule = "ZBVZeroBubble"},
+                           {.name = "pp2_fsdp2_tp2", .shard = 2, .tp = 2, .pp = 2}};
 
 std::vector<Sample> eight() {
   return test_samples({6, 9, 4, 11, 7, 3, 12, 5}, 1, /*vocabulary=*/60);
@@ -84,7 +87,9 @@ TEST(EngineRanks, TheCallersLossIsAskedOnOneRankOfAGroup) {
 TEST(EngineRanks, ALossThatThrowsOnOneRankEndsTheCallOnAll) {
   for (const Layout& layout : kLayouts) {
     SCOPED_TRACE(layout.name);
-    const int source = layout.ranks() - layout.tp;  // of the last model-parallel group
+    // Of the last data rank; the first one that asks its own loss is that of data rank 0.
+    const int first = layout.schedule == "1F1B" ? layout.ranks() - layout.data() * layout.tp : 0;
+    const int source = first + (layout.data() - 1) * layout.tp;
     Whole after, want;
     std::atomic<int> told = 0;
     on_ranks(engine_json("llama3", "float64"), layout, [&](RankEngine& engine) {
@@ -102,7 +107,9 @@ TEST(EngineRanks, ALossThatThrowsOnOneRankEndsTheCallOnAll) {
         const ExternalLoss bad([&](const TokenStats& now, const PackedBatch&) {
           return ExternalAnswer{1, {now.logprob.narrow(0, 0, 2), {}, {}, {}}, {}};
         });
-        EXPECT_NE(message_of<BadData>([&] { engine->infer_batch(batch, &bad); }).find("rank 0: the loss has"),
+        EXPECT_NE(message_of<BadData>([&] {
+                    engine->infer_batch(batch, &bad);
+                  }).find(fmt::format("rank {}: the loss has", first)),
                   std::string::npos);
       }
       engine->train_batch(batch, SftLoss());  // the engine is as before
@@ -151,7 +158,7 @@ TEST(EngineRanks, ARankWithoutSamplesIsNotAsked) {
 
 // What each of two ranks is told, which must be the same; every rank gets a clear error and goes on.
 TEST(EngineRanks, WhatDiffersBetweenRanksIsRefusedAndNamed) {
-  for (const Layout& layout : {kLayouts[0], kLayouts[1]}) {
+  for (const Layout& layout : {kLayouts[0], kLayouts[1], kLayouts[4]}) {
     SCOPED_TRACE(layout.name);
     std::mutex mutex;
     std::vector<std::string> messages;
@@ -187,7 +194,7 @@ TEST(EngineRanks, WhatDiffersBetweenRanksIsRefusedAndNamed) {
       told([&] { engine->optimizer_step(); });
       engine->param_groups()[0] = group;
       EXPECT_GT(engine->optimizer_step(), 0);
-      if (layout.tp == 1) return;
+      if (layout.data() == 2) return;
       call([](EngineBatch& b) { b.samples[2].ids[1] += 1; });
       call([](EngineBatch& b) { b.samples.pop_back(); });
     });
@@ -204,7 +211,7 @@ TEST(EngineRanks, WhatDiffersBetweenRanksIsRefusedAndNamed) {
           "rank 1: forward_backward_batch: a backward needs a loss",
           "param_groups of rank 1 is not that of rank 0: 'weight_decay = 0.5'"})
       EXPECT_EQ(count(text), 2) << text << "; got\n" << testing::PrintToString(messages);
-    EXPECT_EQ(count("of the same tensor-parallel group"), layout.tp == 1 ? 0 : 4);
+    EXPECT_EQ(count("of the same model-parallel group"), layout.data() == 2 ? 0 : 4);
   }
 }
 

@@ -69,7 +69,8 @@ GlobalBatch meet(const Mesh& mesh, const std::string& arguments, const std::vect
   if (all.size() == 1) return {mine.counts, 0};
   mine.arguments = hash_of([&](Hash64& hash) { add(hash, arguments); });
   mine.samples = static_cast<int64_t>(samples.size());
-  if (mesh.tp().size() > 1) mine.contents = hash_of([&](Hash64& hash) { add(hash, samples); });
+  if (mesh.tp().size() * mesh.pp().size() > 1)
+    mine.contents = hash_of([&](Hash64& hash) { add(hash, samples); });
   std::vector<Meeting> of;
   for (const std::string& bytes : all.exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
     if (bytes.size() != sizeof mine)
@@ -78,20 +79,23 @@ GlobalBatch meet(const Mesh& mesh, const std::string& arguments, const std::vect
   }
   if (std::any_of(of.begin(), of.end(), [&](const Meeting& one) { return one.arguments != of[0].arguments; }))
     agree_on(all, "the call", arguments);  // which line it is
+  const auto first_of = [&](int rank) {    // of its model-parallel group
+    Coordinates at = coordinates_of(mesh.dims(), rank);
+    at.tp = at.pp = 0;
+    return rank_of(mesh.dims(), at);
+  };
   GlobalBatch batch;
   for (int rank = 0; rank < all.size(); ++rank) {
-    Coordinates at = coordinates_of(mesh.dims(), rank);
-    if (at.tp > 0) {
-      at.tp = 0;
-      const int source = rank_of(mesh.dims(), at);
+    const int source = first_of(rank);
+    if (source != rank) {
       if (of[rank].contents == of[source].contents) continue;
       throw BadConfig(
           "the batch of rank {} ({} samples) is not that of rank {} ({} samples), which is of the same "
-          "tensor-parallel group: its ranks are given the same samples",
+          "model-parallel group: its ranks are given the same samples",
           rank, of[rank].samples, source, of[source].samples);
     }
     batch.counts += of[rank].counts;
-    if (rank < mesh.rank() - mesh.at().tp) batch.first += of[rank].samples;
+    if (rank < first_of(mesh.rank())) batch.first += of[rank].samples;
   }
   return batch;
 }

@@ -12,9 +12,10 @@ namespace titanium {
 
 struct Layout {
   std::string name;
-  int replicate = 1, shard = 1, tp = 1;
+  int replicate = 1, shard = 1, tp = 1, pp = 1;
+  std::string schedule = "1F1B";
   int data() const { return replicate * shard; }
-  int ranks() const { return data() * tp; }
+  int ranks() const { return pp * data() * tp; }
 };
 inline void PrintTo(const Layout& layout, std::ostream* out) {
   *out << layout.name;
@@ -24,6 +25,8 @@ inline Json on_layout(Json json, const Layout& layout) {
   json["engine"]["data_parallel_replicate_size"] = layout.replicate;
   json["engine"]["data_parallel_shard_size"] = layout.shard;
   json["engine"]["tensor_parallel_size"] = layout.tp;
+  json["engine"]["pipeline_parallel_size"] = layout.pp;
+  json["engine"]["pipeline_parallel_schedule"] = layout.schedule;
   return json;
 }
 

@@ -46,6 +46,8 @@ TitanEngine::TitanEngine(ModelHead head, EngineConfig config, std::string device
   config_.engine.dims.resolve();
   agree_on(world_->all(), "the engine config", config_.compared);
   mesh_ = Mesh(config_.engine.dims, world_);
+  agree(world_->all(),
+        [&] { last_stage_ = last_stage_rank(config_.engine.pipeline, config_.engine.dims.pp); });
   const EngineOptimizerConfig& o = config_.optimizer;
   groups_ = {{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay}};
 }
@@ -74,6 +76,7 @@ SessionOptions TitanEngine::session_options() const {
                                                                                  : Reshard::kDefault;
   if (!e.forward_only) options.freeze = config_.model.freeze;
   options.freeze_key = "model.freeze";
+  options.pipeline = e.pipeline;
   options.head = head_;
   options.override_config = config_.model.override_config;
   if (!options.override_config.is_object()) options.override_config = Json::object();

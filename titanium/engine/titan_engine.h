@@ -40,7 +40,9 @@ class TitanEngine : public BaseEngine {
   int get_data_parallel_rank() const override { return mesh_.data().rank(); }
   int get_data_parallel_size() const override { return mesh_.data().size(); }
   const Group& get_data_parallel_group() const override { return mesh_.data(); }
-  bool is_mp_src_rank_with_outputs() const override { return mesh_.tp().rank() == 0; }
+  bool is_mp_src_rank_with_outputs() const override {
+    return mesh_.tp().rank() == 0 && mesh_.at().pp == last_stage_;
+  }
   void to(const std::string& device, bool model, bool optimizer, bool grad) override;
   void save_checkpoint(const std::filesystem::path& local_path, int64_t global_step,
                        int64_t max_ckpt_to_keep) override;
@@ -89,6 +91,7 @@ class TitanEngine : public BaseEngine {
   Log& log_;
   std::shared_ptr<World> world_;
   Mesh mesh_;
+  int last_stage_ = 0;  // the pipeline rank that has the head
   std::unique_ptr<Session> session_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<LRSchedulersContainer> schedule_;

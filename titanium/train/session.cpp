@@ -127,6 +127,14 @@ void load_session_weights(const std::filesystem::path& folder, const SessionOpti
   });
 }
 
+int last_stage_rank(const PipelineConfig& config, int ranks) {
+  if (ranks == 1) return 0;
+  if (!config.schedule_csv.empty())
+    return read_pipeline_csv(read_file(config.schedule_csv), config.schedule_csv, ranks, 1).rank_of.back();
+  const PipelineSchedule& schedule = pipeline_schedule(config.schedule);
+  return place_stages(schedule.placement, ranks, schedule.one_stage ? 1 : 2).back();
+}
+
 std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& config, int ranks,
                                                         const Model& model) {
   if (ranks == 1) return nullptr;
@@ -147,10 +155,10 @@ std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& co
       const int64_t stages = (layers + config.layers_per_stage - 1) / config.layers_per_stage;
       if (stages % ranks != 0) {
         throw BadConfig(
-            "parallelism.pipeline_parallel_layers_per_stage = {}: {} layers make {} stages, which {} "
-            "pipeline ranks do "
+            "{}.pipeline_parallel_layers_per_stage = {}: {} layers make {} stages, which {} pipeline ranks "
+            "do "
             "not divide",
-            config.layers_per_stage, layers, stages, ranks);
+            config.section, config.layers_per_stage, layers, stages, ranks);
       }
       result->stages_per_rank = static_cast<int32_t>(stages / ranks);
     }
@@ -199,6 +207,7 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
   agree(mesh.all(), [&] {  // the model's stages
     step.pipeline = pipeline_options(options.pipeline, mesh.pp().size(), *session.model);
   });
+  if (step.pipeline) agree_on(mesh.all(), "the pipeline's schedule", step.pipeline->csv);
   StoreOptions store;
   store.dtypes = options.dtypes;
   store.mesh = mesh;

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "titanium/config/pipeline_config.h"
 #include "titanium/config/train_config.h"
 #include "titanium/dist/parallel_dims.h"
 #include "titanium/formats/json.h"
@@ -20,13 +21,6 @@ struct Session {
   std::unique_ptr<Model> model;  // on the heap: step and store refer to it, and a Session may be moved
   std::unique_ptr<ParamStore> store;
   std::unique_ptr<TrainStep> step;
-};
-
-// parallelism.pipeline_parallel_*
-struct PipelineConfig {
-  std::string schedule = "1F1B", schedule_csv;
-  int64_t layers_per_stage = 0;  // 0: as many stages as the schedule has a rank, at least
-  int64_t first_less_layers = -1, last_less_layers = -1;  // -1: by cost
 };
 
 struct SessionOptions {
@@ -47,6 +41,9 @@ struct SessionOptions {
 // the model.
 std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& config, int ranks,
                                                         const Model& model);
+
+// The pipeline rank that has the head, which no model needs to be read for.
+int last_stage_rank(const PipelineConfig& config, int ranks);
 
 // Builds the model of folder/config.json and reads its weights.  A value model takes the files of a language
 // model, of a TokenClassification or of a SequenceClassification model; what they lack of score.weight (or

@@ -75,11 +75,11 @@ class TitaniumEngine(BaseEngine):
 
     def _check_place(self):
         client, mesh = self._client, self._mesh
-        engine = client.get_data_parallel_rank(), client.get_data_parallel_size(), client.is_mp_src_rank_with_outputs()
-        ours = mesh.data_parallel_rank, mesh.data_parallel_size, mesh.is_mp_src_rank_with_outputs
+        engine = client.get_data_parallel_rank(), client.get_data_parallel_size()
+        ours = mesh.data_parallel_rank, mesh.data_parallel_size
         if engine != ours:
             client.close()
-            raise Bug(f"worker {self.rank} is at (data rank, data ranks, has outputs) {ours}, its server at {engine}")
+            raise Bug(f"worker {self.rank} is data rank {ours[0]} of {ours[1]}, its server {engine[0]} of {engine[1]}")
 
     def _config(self):
         model = {f.name: getattr(self.model_config, f.name) for f in dataclasses.fields(self.model_config)}
@@ -215,7 +215,8 @@ class TitaniumEngine(BaseEngine):
 
     @property
     def _shows(self):
-        return self._mesh.is_mp_src_rank_with_outputs
+        """The rank with the head of a pipeline, which the schedule decides, and of those the first tensor-parallel one."""
+        return self._client.is_mp_src_rank_with_outputs()
 
     # -- weights, state -------------------------------------------------------------------------------------------
 

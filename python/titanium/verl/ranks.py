@@ -45,11 +45,6 @@ class Mesh:
     def data_parallel_rank(self):
         return self.at[1] * self.sizes[2] + self.at[2]
 
-    @property
-    def is_mp_src_rank_with_outputs(self):
-        """The last stage has the outputs; of the ranks that share them the first one shows them."""
-        return self.at[0] == self.sizes[0] - 1 and self.at[3] == 0 and self.at[4] == 0
-
     def data_groups(self):
         """Ranks with different data but the same part of the model: every such list, in an order that is the same on all
         ranks, and which of them is ours."""

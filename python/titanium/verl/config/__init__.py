@@ -43,6 +43,12 @@ class TitaniumEngineConfig(EngineConfig):
 
     # dtype of the master weights, as in verl's fsdp group
     model_dtype: str = "fp32"
+    # how pipeline stages are cut and in which order they run (docs/ranks.md); null: the default of the run file's key
+    pipeline_parallel_schedule: str = "1F1B"
+    pipeline_parallel_schedule_csv: Optional[str] = None
+    pipeline_parallel_layers_per_stage: Optional[int] = None
+    pipeline_parallel_first_stage_less_layers: Optional[int] = None
+    pipeline_parallel_last_stage_less_layers: Optional[int] = None
     # how ranks wait for each other (docs/ranks.md); between two calls of the engine verl may be at something else for long
     comm: dict[str, Any] = field(
         default_factory=lambda: {"transport": "auto", "init_timeout_seconds": 300, "train_timeout_seconds": 600}
