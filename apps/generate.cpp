@@ -44,6 +44,12 @@ int run_generate(const Flags& flags, const TrainConfig& config, const std::share
         "every rank; allowed: 1",
         config.parallelism.tensor_parallel_degree);
   }
+  if (config.parallelism.pipeline_parallel_degree > 1) {
+    throw BadConfig(
+        "parallelism.pipeline_parallel_degree = {}: generate runs the whole model on every rank, token by "
+        "token; allowed: 1",
+        config.parallelism.pipeline_parallel_degree);
+  }
   SamplingOptions sampling = flags.sampling;
   sampling.check();
   if (!flags.system.empty() && !flags.chat) throw BadConfig("--system is a part of --chat: give both");

@@ -143,6 +143,7 @@ class OneRank(Faults):
         "loading": (0, "loading weights"),
         "reading": (0, "reading the data"),
         "forward": (5, "forward"),
+        "backward": (5, "backward"),
         "reduce": (5, "reduce"),
         "update": (5, "update"),
         "saving": (4, "saving"),
@@ -224,12 +225,42 @@ class OneRank(Faults):
             if name.startswith(("kill-writing", "kill-exporting")):
                 self.check_resumes(name, 2)
 
+    def test_of_a_pipeline(self):
+        """Whichever stage it is; and the run goes on without it, in one stage or on ranks with all of them."""
+        pipeline = ("--parallelism.pipeline_parallel_degree=2",)
+        zbv = (*pipeline, "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble")
+        fsdp = (*zbv, "--parallelism.data_parallel_shard_degree=2")
+        self.check(self.start(2, self.keys("straight", *pipeline)).wait(), 0)
+        names = self.run_all([(2, 1, "kill", "starting", pipeline), (2, 0, "kill", "loading", pipeline), (2, 1, "kill", "forward", pipeline),
+                              (4, 2, "kill", "backward", fsdp), (2, 0, "kill", "saving", pipeline), (2, 1, "kill", "writing", pipeline),
+                              (2, 0, "throw", "forward", zbv), (2, 1, "stop", "starting", pipeline), (2, 0, "stop", "loading", pipeline),
+                              (2, 0, "stop", "forward", pipeline), (4, 1, "stop", "backward", fsdp), (2, 1, "stop", "writing", pipeline)])
+        killed = next(name for name in names if name.startswith("kill-forward"))
+        for name, ranks, keys in (("one", 1, ()), ("fsdp", 2, ()), ("zbv", 2, zbv)):
+            with self.subTest(name):
+                shutil.copytree(self.folder / killed, self.folder / name)
+                self.check_goes_on(name, ranks, *keys)
+        self.check_resumes(killed, 2, *pipeline)
+
+    def check_goes_on(self, name, ranks, *keys):
+        """On other ranks than the straight run: its losses, but for rounding."""
+        before = self.steps_of(name)
+        run = self.check(self.start(ranks, self.keys(name, *keys)).wait(), 0)
+        self.assertIn(f"resumed after {before[-1]} updates", run.text)
+        got, want = self.metrics_of(name), self.metrics_of("straight")
+        self.assertEqual([step for step, *_ in got], [step for step, *_ in want])
+        for (_, *numbers), (_, *wanted) in zip(got, want):
+            for number, value in zip(numbers, wanted):
+                self.assertLess(abs(number - value), 1e-5 * value)
+
     @unittest.skipUnless(ALL, "for the night")
     def test_every_fault_everywhere(self):
         layouts = [(4, ["--parallelism.data_parallel_shard_degree=4"]), (2, ["--parallelism.tensor_parallel_degree=2"]),
                    (3, ["--parallelism.data_parallel_shard_degree=3", "--comm.transport=gloo"]),
                    (4, ["--parallelism.data_parallel_replicate_degree=2", "--parallelism.tensor_parallel_degree=2",
-                        "--training.mixed_precision_param=bfloat16", "--optimizer.state_dtype=bfloat16"])]
+                        "--training.mixed_precision_param=bfloat16", "--optimizer.state_dtype=bfloat16"]),
+                   (2, ["--parallelism.pipeline_parallel_degree=2"]),
+                   (4, ["--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"])]
         for ranks, keys in layouts:
             shutil.rmtree(self.folder / "straight", ignore_errors=True)
             self.check(self.start(ranks, self.keys("straight", *keys)).wait(), 0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Whole runs on several processes: the losses of one process; a rank killed with -9 ends the others, and the run resumes bitwise; a checkpoint
-# of eight ranks resumes on other numbers of them.   ranks.sh titanium source_dir kills ranks
+# of one layout resumes on another.   ranks.sh titanium source_dir kills ranks
 . "$(dirname "$0")/common.sh"
 kills=$3 ranks=$4
 steps=$((30 + 10 * kills))  # a run that is killed gets some steps further, and must not reach the end before it is
@@ -14,7 +14,7 @@ same_losses() {  # a b bound
 }
 
 $titanium train "${run[@]}" --dump_folder="$work/one" --checkpoint.interval=1000 2>"$work/log" || { cat "$work/log"; fail "one rank"; }
-for layout in data_parallel_shard_degree tensor_parallel_degree data_parallel_replicate_degree; do
+for layout in data_parallel_shard_degree tensor_parallel_degree data_parallel_replicate_degree pipeline_parallel_degree; do
   $titanium launch -n "$ranks" train "${run[@]}" --parallelism.$layout="$ranks" --dump_folder="$work/$layout" --checkpoint.interval=1000 2>"$work/log" \
     || { cat "$work/log"; fail "$ranks ranks, $layout"; }
   same_losses "$work/one" "$work/$layout" 1e-5 || fail "the losses of $ranks ranks ($layout) are not those of one"
@@ -45,17 +45,22 @@ $titanium launch -n "$ranks" train "${run[@]}" --dump_folder="$killed" --checkpo
 grep -q "resumed after" "$work/killed.log" || fail "the last run did not resume"
 [ "$(weights_of "$straight")" = "$(weights_of "$killed")" ] || fail "the resumed run ended with other weights"
 
-# A checkpoint of FSDP 4 x TP 2, on other layouts.
+# Checkpoints of some layouts, on others.
 run=("${config[@]}" --training.global_batch_size=60 --lr_scheduler.total_steps=12 --comm.train_timeout_seconds=60)
 $titanium train "${run[@]}" --training.steps=12 --dump_folder="$work/twelve" 2>"$work/log" || { cat "$work/log"; fail "twelve steps of one rank"; }
-$titanium launch -n 8 train "${run[@]}" --training.steps=6 --parallelism.data_parallel_shard_degree=4 --parallelism.tensor_parallel_degree=2 \
-  --dump_folder="$work/eight" 2>"$work/log" || { cat "$work/log"; fail "six steps of eight ranks"; }
-for layout in 1:data_parallel_shard_degree=1 3:data_parallel_shard_degree=3 2:tensor_parallel_degree=2; do
-  n=${layout%%:*} folder=$work/on-${layout%%:*}
-  cp -r "$work/eight" "$folder"
-  $titanium launch -n "$n" train "${run[@]}" --training.steps=12 --parallelism.${layout#*:} --dump_folder="$folder" 2>"$work/log" \
-    || { cat "$work/log"; fail "resuming a checkpoint of eight ranks on $n"; }
-  grep -q "resumed after 6" "$work/log" || { cat "$work/log"; fail "$n ranks did not resume"; }
-  same_losses "$work/twelve" "$folder" 1e-5 || fail "resumed on $n ranks: other losses"
+keys_of() { tr ',' '\n' <<<"$1" | sed 's/^fsdp/data_parallel_shard_degree/; s/^tp/tensor_parallel_degree/; s/^pp/pipeline_parallel_degree/; s/^schedule/pipeline_parallel_schedule/; s/^/--parallelism./'; }
+for saved in 8:fsdp=4,tp=2 2:pp=2 2:pp=2,schedule=ZBVZeroBubble 4:fsdp=2,pp=2; do
+  mapfile -t keys < <(keys_of "${saved#*:}")
+  $titanium launch -n "${saved%%:*}" train "${run[@]}" --training.steps=6 "${keys[@]}" --dump_folder="$work/$saved" 2>"$work/log" \
+    || { cat "$work/log"; fail "six steps of $saved"; }
+  for layout in 1:fsdp=1 3:fsdp=3 2:tp=2 2:pp=2,schedule=DualPipeV; do
+    mapfile -t keys < <(keys_of "${layout#*:}")
+    cp -r "$work/$saved" "$work/resumed"
+    $titanium launch -n "${layout%%:*}" train "${run[@]}" --training.steps=12 "${keys[@]}" --dump_folder="$work/resumed" 2>"$work/log" \
+      || { cat "$work/log"; fail "resuming a checkpoint of $saved on $layout"; }
+    grep -q "resumed after 6" "$work/log" || { cat "$work/log"; fail "$layout did not resume what $saved saved"; }
+    same_losses "$work/twelve" "$work/resumed" 1e-5 || fail "saved on $saved, resumed on $layout: other losses"
+    rm -r "$work/resumed"
+  done
 done
 echo ok

@@ -16,7 +16,8 @@ for dtype in float32 float64; do
   $titanium score "$model" "$work/ids.jsonl" --dtype $dtype --max-tokens 100 -o "$work/one.$dtype"
   [ "$(wc -l <"$work/one.$dtype")" = 202 ] || fail "score: $(wc -l <"$work/one.$dtype") lines of 202"
 done
-for layout in 2:data_parallel_shard_degree=2 2:tensor_parallel_degree=2 2:data_parallel_replicate_degree=2 4:tensor_parallel_degree=2; do
+for layout in 2:data_parallel_shard_degree=2 2:tensor_parallel_degree=2 2:data_parallel_replicate_degree=2 4:tensor_parallel_degree=2 \
+  2:pipeline_parallel_degree=2 4:pipeline_parallel_degree=2; do
   launch "${layout%%:*}" score "$model" "$work/ids.jsonl" --max-tokens 100 -o "$work/file" --parallelism."${layout#*:}"
   same "$work/one.float32" "$work/file" || fail "score with $layout: other numbers than one process"
   grep -q "perplexity" "$work/log" && [ "$(grep -c "mean log-prob" "$work/log")" = 1 ] || { cat "$work/log"; fail "$layout: no summary, or several"; }
@@ -44,4 +45,17 @@ launch 2 generate "$model" -p "Hello" -n 12 >"$work/two"
 [ "$(sed 's/^\[0\] //' "$work/two")" = "$(cat "$work/one")" ] || { cat "$work/one" "$work/two"; fail "generate on two ranks"; }
 status=0; $titanium launch -n 2 generate "$model" -p "Hello" --parallelism.tensor_parallel_degree=2 2>"$work/log" || status=$?
 [ $status = 2 ] && grep -q "tensor_parallel_degree = 2: generate" "$work/log" || { cat "$work/log"; fail "generate with tensor parallelism: $status"; }
+status=0; $titanium launch -n 2 generate "$model" -p "Hello" --parallelism.pipeline_parallel_degree=2 2>"$work/log" || status=$?
+[ $status = 2 ] && grep -q "pipeline_parallel_degree = 2: generate" "$work/log" || { cat "$work/log"; fail "generate with a pipeline: $status"; }
+
+# check, in the pipelines of every schedule; train says its lines once.
+for schedule in GPipe 1F1B Interleaved1F1B LoopedBFS InterleavedZeroBubble ZBVZeroBubble DualPipeV; do
+  launch 2 check "$source_dir/tests/data/models/qwen3_tied" --dtype float64 --parallelism.pipeline_parallel_degree=2 \
+    --parallelism.pipeline_parallel_schedule=$schedule >"$work/checked"
+  grep -q " 0 outside their tolerance" "$work/checked" || { cat "$work/checked"; fail "check with $schedule"; }
+done
+launch 4 train "${config[@]}" --dump_folder="$work/pipeline" --training.steps=4 --metrics.log_freq=1 --parallelism.pipeline_parallel_degree=2
+for line in "step 3/4 " "step 4: validation loss" "model written to"; do
+  [ "$(grep -c "$line" "$work/log")" = 1 ] || { cat "$work/log"; fail "'$line' is there $(grep -c "$line" "$work/log") times"; }
+done
 echo ok

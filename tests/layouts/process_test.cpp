@@ -22,6 +22,10 @@ const Layout kLayouts[] = {
     {.name = "tp2", .tp = 2},
     {.name = "tp4_micro_batches", .tp = 4, .budget = 40, .recompute = "selective"},
     {.name = "fsdp2_tp2", .shard = 2, .tp = 2, .budget = 40, .reshard = "always"},
+    {.name = "pp2_1f1b", .budget = 32, .pp = 2},
+    {.name = "pp3_gpipe_recompute", .budget = 40, .recompute = "full", .pp = 3, .schedule = "GPipe"},
+    {.name = "pp2_fsdp2_zbv", .shard = 2, .budget = 32, .pp = 2, .schedule = "ZBVZeroBubble"},
+    {.name = "pp2_tp2_dualpipev", .tp = 2, .budget = 40, .pp = 2, .schedule = "DualPipeV"},
 };
 
 std::shared_ptr<World> open(const std::string& transport, int rank, int size) {

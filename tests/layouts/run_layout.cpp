@@ -16,6 +16,7 @@
 #include "titanium/dist/run_ranks.h"
 #include "titanium/formats/json.h"
 #include "titanium/loss/sft.h"
+#include "titanium/loss/value_loss.h"
 #include "titanium/optim/clip.h"
 #include "titanium/train/micro_batches.h"
 #include "titanium/train/session.h"
@@ -26,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSteps = 3;
-constexpr std::string_view kVocab101 = "_vocab101";
+constexpr std::string_view kVocab101 = "_vocab101", kLayers6 = "_layers6", kValue = "_value";
 
 // The same for every layout.
 std::vector<Sample> samples_of_step(const Layout& layout, int step, int64_t vocabulary) {
@@ -39,6 +40,8 @@ std::vector<Sample> samples_of_step(const Layout& layout, int step, int64_t voca
     for (int64_t t = 0; t < n; ++t) {
       sample.ids.push_back(static_cast<int32_t>((t * t * 7 + 13 * n + t + 31 * step + 5 * i) % vocabulary));
       sample.loss_mask.push_back((t + i) % 3 != 0);
+      sample.columns["values"].push_back(0.1 * static_cast<double>((t + i) % 5));
+      sample.columns["returns"].push_back(0.2 * static_cast<double>((t * 3 + i) % 7) - 0.5);
     }
     samples.push_back(std::move(sample));
   }
@@ -48,12 +51,24 @@ std::vector<Sample> samples_of_step(const Layout& layout, int step, int64_t voca
 // Where config.json is; made and removed here for a model that is in no folder.
 class ModelFolder {
  public:
-  explicit ModelFolder(const std::string& model) : random_(model.ends_with(kVocab101)) {
+  explicit ModelFolder(std::string model) {
     const fs::path models = fs::path(TITANIUM_SOURCE_DIR) / "tests/data/models";
+    const auto take = [&](std::string_view ending) {
+      const bool has = model.ends_with(ending);
+      if (has) model.resize(model.size() - ending.size());
+      return has;
+    };
+    value_ = take(kValue);
+    const bool vocab101 = take(kVocab101), layers6 = take(kLayers6);
+    random_ = vocab101 || layers6;
     path_ = models / model;
     if (!random_) return;
-    Json config = read_json(models / model.substr(0, model.size() - kVocab101.size()) / "config.json");
-    config["vocab_size"] = 101;
+    Json config = read_json(models / model / "config.json");
+    if (vocab101) config["vocab_size"] = vocabulary_ = 101;
+    if (layers6) {
+      config["num_hidden_layers"] = 6;
+      config.erase("layer_types");
+    }
     static std::atomic<int> count = 0;
     path_ = fs::temp_directory_path() / fmt::format("titanium-layouts-{}-{}", ::getpid(), count++);
     fs::create_directories(path_);
@@ -67,9 +82,12 @@ class ModelFolder {
   ModelFolder& operator=(const ModelFolder&) = delete;
   const fs::path& path() const { return path_; }
   bool random() const { return random_; }
+  bool value() const { return value_; }
+  int64_t vocabulary() const { return vocabulary_; }
 
  private:
-  bool random_;
+  bool random_ = false, value_ = false;
+  int64_t vocabulary_ = 300;
   fs::path path_;
 };
 
@@ -87,6 +105,11 @@ TrainConfig config_of(const Layout& layout, const std::string& dtype, const std:
        fmt::format("parallelism.data_parallel_shard_degree={}", layout.shard),
        fmt::format("parallelism.pipeline_parallel_degree={}", layout.pp),
        "parallelism.pipeline_parallel_schedule=" + layout.schedule,
+       "parallelism.pipeline_parallel_schedule_csv=" +
+           (layout.csv.empty() ? "" : TITANIUM_SOURCE_DIR "/tests/data/pipelines/" + layout.csv),
+       fmt::format("parallelism.pipeline_parallel_layers_per_stage={}", layout.layers_per_stage),
+       fmt::format("parallelism.pipeline_parallel_first_stage_less_layers={}", layout.first_less),
+       fmt::format("parallelism.pipeline_parallel_last_stage_less_layers={}", layout.last_less),
        fmt::format("parallelism.tensor_parallel_degree={}", layout.tp)});
 }
 
@@ -144,10 +167,11 @@ void check_batches(const std::vector<PackedBatch>& batches, const Layout& layout
   for (const PackedBatch& batch : batches) EXPECT_LT(batch.size(), layout.budget + layout.tp);
 }
 
+// Or of values.
 double sum_of_logprobs(TrainStep& step, const std::vector<PackedBatch>& batches, const Mesh& mesh) {
   double sum = 0;
   for (const TokenStats& stats : step.score(batches, {}, HeadRows::kLabelled))
-    sum += stats.logprob.sum(at::kDouble).item<double>();
+    sum += (stats.value.defined() ? stats.value : stats.logprob).sum(at::kDouble).item<double>();
   return mesh.data().sum(sum);
 }
 
@@ -168,20 +192,28 @@ Outcome run_layout(const std::shared_ptr<World>& world, const std::string& model
   LogOptions quiet;
   quiet.level = LogLevel::kOff;
   Log log(quiet);
-  const Session session = open_session(folder.path(), config, log, /*load_weights=*/!folder.random(), world);
+  SessionOptions options = session_options(config);
+  options.world = world;
+  options.load_weights = !folder.random();
+  if (folder.value()) options.head = ModelHead::kValue;
+  if (layout.reduce_each) options.step.plan.reduce = ReduceWhen::kEachMicroBatch;
+  const Session session = open_session(folder.path(), options, log);
   ParamStore& store = *session.store;
   if (folder.random()) store.init(7);
   const Mesh& mesh = store.mesh();
   const auto optimizer = make_optimizer(store, optimizer_options(config.optimizer));
+  const ValueLoss value_loss;
+  const SftLoss sft_loss;
+  const Loss& loss = folder.value() ? static_cast<const Loss&>(value_loss) : sft_loss;
   Outcome outcome;
   for (int step = 0; step < kSteps; ++step) {
-    std::vector<Sample> samples = samples_of_step(layout, step, folder.random() ? 101 : 300);
+    std::vector<Sample> samples = samples_of_step(layout, step, folder.vocabulary());
     const Counts counts = count(samples);
     const auto batches = micro_batches(std::move(samples), config.training, counts, mesh);
     check_batches(batches, layout, mesh);
     outcome.logprobs.push_back(sum_of_logprobs(*session.step, batches, mesh));
     outcome.losses.push_back(
-        mesh.data().sum(session.step->forward_backward(batches, SftLoss()).loss.item<double>()));
+        mesh.data().sum(session.step->forward_backward(batches, loss).loss.item<double>()));
     outcome.norms.push_back(grad_norm(store).value);
     for (const auto& unit : store.units())
       EXPECT_TRUE(!layout.offload || !unit->current().defined()) << unit->name() << " keeps its cast";

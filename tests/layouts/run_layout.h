@@ -20,7 +20,9 @@ struct Layout {
   std::string reshard = "default";
   bool offload = false;
   int pp = 1;
-  std::string schedule = "1F1B";
+  std::string schedule = "1F1B", csv = {};  // csv: of tests/data/pipelines, instead of the schedule
+  int64_t first_less = -1, last_less = -1, layers_per_stage = 0;
+  bool reduce_each = false;             // after each micro-batch
   std::vector<int64_t> documents = {};  // lengths of those of a step; empty: twelve of 2 to 31 tokens
   int ranks() const { return replicate * shard * tp * pp; }
 };
@@ -39,8 +41,9 @@ struct Outcome {
 };
 
 // As one rank of `world`, which has layout.ranks() of them; all get the outcome of all.  `model` is one of
-// tests/data/models; with "_vocab101" behind it, one like it with that vocabulary and random weights.
-// Computes in `compute`; empty: in `dtype`, as all else.
+// tests/data/models; with "_vocab101" or "_layers6" behind it, one like it with that vocabulary or as many
+// layers and random weights; with "_value", a model of values and their loss.  Computes in `compute`; empty:
+// in `dtype`, as all else.
 Outcome run_layout(const std::shared_ptr<World>& world, const std::string& model, const Layout& layout,
                    const std::string& dtype, const std::string& compute = "");
 

@@ -52,6 +52,13 @@ std::vector<Generated> generate(const Model& model, ParamStore& store,
                                 const std::vector<std::vector<int64_t>>& prompts,
                                 const SamplingOptions& options, const OnToken& on_token) {
   options.check();
+  const ParallelDims& dims = store.mesh().dims();
+  if (dims.tp > 1 || dims.pp > 1) {
+    throw BadConfig(
+        "generate: a rank has a part of the model (tensor_parallel_degree {}, pipeline_parallel_degree {}): "
+        "allowed: 1 of each",
+        dims.tp, dims.pp);
+  }
   if (prompts.empty()) throw BadData("generate: no prompt was given");
   int64_t longest = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {

@@ -21,7 +21,7 @@ using OnToken = std::function<void(size_t prompt, int64_t id)>;
 
 // All prompts at once, a sequence leaving the batch when it ends.  The draws of prompt i are a function of
 // (seed, i, position) alone: batching does not change them.  BadData: no prompt, an empty one, or an id
-// outside the vocabulary.
+// outside the vocabulary.  BadConfig: tensor or pipeline ranks, each of which has a part of the model alone.
 std::vector<Generated> generate(const Model& model, ParamStore& store,
                                 const std::vector<std::vector<int64_t>>& prompts,
                                 const SamplingOptions& options, const OnToken& on_token = nullptr);

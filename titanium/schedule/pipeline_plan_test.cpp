@@ -2,6 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "titanium/base/error.h"
 #include "titanium/base/random.h"
@@ -114,6 +118,36 @@ Case by_name(const char* schedule, int32_t ranks, int32_t local, int32_t layers,
   Case c{schedule, ranks, local, layers, micro_batches, false, false, {}, {}};
   add_tasks(c, dense(layers));
   return c;
+}
+
+// tests/plans/pipelines/<schedule>_<ranks>x<stages of each>_<micro-batches>.txt: the plan of every rank, of a
+// tied model of a layer a stage.  With TITANIUM_WRITE_PLANS set the files are written anew, to be read as a
+// diff.
+TEST(PipelinePlans, AreAsWritten) {
+  const std::filesystem::path folder = TITANIUM_SOURCE_DIR "/tests/plans/pipelines";
+  for (const char* name : kNames) {
+    const int32_t local = pipeline_schedule(name).one_stage ? 1 : 2;
+    for (const int32_t ranks : {2, 4}) {
+      for (const int32_t micro_batches : {4, 8}) {
+        Case c{name, ranks, local, ranks * local, micro_batches, true, false, {}, {}};
+        add_tasks(c, dense(c.layers, c.tied));
+        const std::vector<Plan> plans = make_plans(c.tasks, c.options);
+        std::string made;
+        for (int32_t r = 0; r < ranks; ++r) {
+          EXPECT_EQ(parse_plan(print_plan(plans[r])), plans[r]) << c.text() << " rank " << r;
+          made += fmt::format("# rank {}\n{}", r, print_plan(plans[r]));
+        }
+        const auto file = folder / fmt::format("{}_{}x{}_{}.txt", name, ranks, local, micro_batches);
+        if (std::getenv("TITANIUM_WRITE_PLANS")) {
+          std::ofstream(file) << made;
+          continue;
+        }
+        std::stringstream text;
+        text << std::ifstream(file).rdbuf();
+        EXPECT_EQ(made, text.str()) << file;
+      }
+    }
+  }
 }
 
 TEST(PipelinePlans, RanksThatWaitForEachOtherAreNamed) {

@@ -62,7 +62,8 @@ class Checker {
     for (const auto& [temperature, suffix] : {std::pair{1.0, "t1"}, {0.7, "t07"}})
       statistics(temperature, suffix);
     gradients();
-    if (!bf16_ && session_.store->mesh().tp().size() == 1) greedy();
+    const ParallelDims& dims = session_.store->mesh().dims();
+    if (!bf16_ && dims.tp == 1 && dims.pp == 1) greedy();
     return std::move(lines_);
   }
 

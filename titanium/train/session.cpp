@@ -237,8 +237,7 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
   return session;
 }
 
-Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
-                     bool load_weights, std::shared_ptr<World> world) {
+SessionOptions session_options(const TrainConfig& config) {
   const auto& p = config.parallelism;
   SessionOptions options;
   options.dims = {.dp_replicate = static_cast<int>(p.data_parallel_replicate_degree),
@@ -247,17 +246,23 @@ Session open_session(const std::filesystem::path& folder, const TrainConfig& con
                   .tp = static_cast<int>(p.tensor_parallel_degree),
                   .pp = static_cast<int>(p.pipeline_parallel_degree),
                   .ep = static_cast<int>(p.expert_parallel_degree)};
-  options.world = std::move(world);
   options.dtypes = store_dtypes(config.training);
   options.step = step_options(config);
   options.freeze = config.model.freeze;
   options.freeze_key = "model.freeze";
-  options.load_weights = load_weights;
   options.pipeline = {.schedule = p.pipeline_parallel_schedule,
                       .schedule_csv = p.pipeline_parallel_schedule_csv,
                       .layers_per_stage = p.pipeline_parallel_layers_per_stage,
                       .first_less_layers = p.pipeline_parallel_first_stage_less_layers,
                       .last_less_layers = p.pipeline_parallel_last_stage_less_layers};
+  return options;
+}
+
+Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
+                     bool load_weights, std::shared_ptr<World> world) {
+  SessionOptions options = session_options(config);
+  options.world = std::move(world);
+  options.load_weights = load_weights;
   return open_session(folder, options, log);
 }
 

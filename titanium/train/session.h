@@ -64,6 +64,7 @@ Session open_session(const std::filesystem::path& folder, const TrainConfig& con
 at::ScalarType scalar_type(Dtype dtype);  // F32, F64, BF16, F16, I64, I32; Bug for others
 StoreDtypes store_dtypes(const TrainingConfig& config);
 StepOptions step_options(const TrainConfig& config);
+SessionOptions session_options(const TrainConfig& config);  // but for the world
 OptimizerOptions optimizer_options(const OptimizerConfig& config);
 
 }  // namespace titanium
