@@ -16,7 +16,7 @@ import titanium
 
 ROUNDS = int(os.environ.get("TITANIUM_DEATH_ROUNDS", 20)) // 6
 LIMIT = 10.0
-LAYOUTS = ({"data_parallel_shard_size": 2}, {"tensor_parallel_size": 2})
+LAYOUTS = ({"data_parallel_shard_size": 2}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})
 MARKER = "TITANIUM_RANKS_DEATH"
 
 

@@ -14,6 +14,7 @@ LAYOUTS = {
     "fsdp2": {"data_parallel_shard_size": 2},
     "ddp2": {"data_parallel_replicate_size": 2},
     "tp2": {"tensor_parallel_size": 2},
+    "pp2": {"pipeline_parallel_size": 2},
 }
 
 
@@ -86,14 +87,14 @@ class Ranks(unittest.TestCase):
             weights = weights_of(alone)
         self.assertLess(results[-1], results[0])
         for name, layout in LAYOUTS.items():
-            data = 1 if "tp" in name else 2
+            data = 1 if name in ("tp2", "pp2") else 2
             batches = parts(whole, data)
             with self.subTest(name), Clients([common.config(**layout)] * 2) as ranks:
                 ranks.each(lambda engine: engine.initialize())
                 self.assertEqual([engine.rank for engine in ranks.engines], [0, 1])
                 self.assertEqual([engine.world_size for engine in ranks.engines], [2, 2])
                 self.assertEqual([engine.get_data_parallel_rank() for engine in ranks.engines], [0, 1] if data == 2 else [0, 0])
-                self.assertEqual([engine.is_mp_src_rank_with_outputs() for engine in ranks.engines], [True, data == 2])
+                self.assertEqual([engine.is_mp_src_rank_with_outputs() for engine in ranks.engines], [name != "pp2", name != "tp2"])
                 for step in range(3):
                     out = ranks.each(lambda engine: engine.train_batch(batches[engine.get_data_parallel_rank()], "sft"))
                     loss = sum(sum(result["loss"]) for result in out[:data])
@@ -109,25 +110,30 @@ class Ranks(unittest.TestCase):
         with common.spawn() as alone:
             alone.initialize()
             expected = alone.train_batch(whole, common.sft_loss(whole))
-        with Clients([common.config(tensor_parallel_size=2)] * 2) as ranks:
-            ranks.each(lambda engine: engine.initialize())
-            seen = {engine.rank: [] for engine in ranks.engines}
-            out = ranks.each(lambda engine: engine.train_batch(whole, common.sft_loss(whole, seen[engine.rank])))
-            self.assertEqual([len(seen[0]), len(seen[1])], [len(LENGTHS), 0])
-            for result in out:
-                self.assertAlmostEqual(sum(result["loss"]), sum(expected["loss"]), delta=1e-5)
-                self.assertAlmostEqual(result["metrics"]["grad_norm"], expected["metrics"]["grad_norm"], delta=1e-4)
-                self.assertEqual(result["metrics"]["tokens"], expected["metrics"]["tokens"])
+        for asked, layout in enumerate(({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})):
+            with self.subTest(layout), Clients([common.config(**layout)] * 2) as ranks:
+                self.assert_one_is_asked(ranks, asked, whole, expected)
 
-            def broken(i, stats):
-                raise ZeroDivisionError("mine")
+    def assert_one_is_asked(self, ranks, asked, whole, expected):
+        ranks.each(lambda engine: engine.initialize())
+        seen = {engine.rank: [] for engine in ranks.engines}
+        out = ranks.each(lambda engine: engine.train_batch(whole, common.sft_loss(whole, seen[engine.rank])))
+        self.assertEqual([len(seen[asked]), len(seen[1 - asked])], [len(LENGTHS), 0])
+        for result in out:
+            self.assertAlmostEqual(sum(result["loss"]), sum(expected["loss"]), delta=1e-5)
+            self.assertAlmostEqual(result["metrics"]["grad_norm"], expected["metrics"]["grad_norm"], delta=1e-4)
+            self.assertEqual(result["metrics"]["tokens"], expected["metrics"]["tokens"])
 
-            with self.assertRaisesRegex(ZeroDivisionError, "mine") as caught:
-                ranks.each(lambda engine: engine.train_batch(whole, broken))
-            self.assertIsInstance(caught.exception.all[1], titanium.BadData)
-            self.assertRegex(str(caught.exception.all[1]), "rank 0: .*mine")
-            again = ranks.each(lambda engine: engine.infer_batch(whole, "sft"))
-            self.assertEqual(again[0]["loss"], again[1]["loss"])
+        def broken(i, stats):
+            raise ZeroDivisionError("mine")
+
+        with self.assertRaisesRegex((ZeroDivisionError, titanium.BadData), "mine") as caught:
+            ranks.each(lambda engine: engine.train_batch(whole, broken))
+        (told,) = [error for error in caught.exception.all if not isinstance(error, ZeroDivisionError)]
+        self.assertIsInstance(told, titanium.BadData)
+        self.assertRegex(str(told), f"rank {asked}: .*mine")
+        again = ranks.each(lambda engine: engine.infer_batch(whole, "sft"))
+        self.assertEqual(again[0]["loss"], again[1]["loss"])
 
     def test_micro_batches_may_differ_in_number(self):
         whole = common.batch(LENGTHS)
@@ -165,13 +171,14 @@ class Ranks(unittest.TestCase):
                 alone.load_checkpoint(path)
                 self.assert_same_weights(weights_of(alone), weights[0], 0)
                 straight = alone.train_batch(batch, "sft")["loss"]
-            with Clients([common.config(tensor_parallel_size=2)] * 2) as ranks:
-                ranks.each(lambda engine: engine.initialize())
-                ranks.each(lambda engine: engine.load_checkpoint(path))
-                for ours in ranks.each(weights_of):
-                    self.assert_same_weights(ours, weights[0], 0)
-                for result in ranks.each(lambda engine: engine.train_batch(batch, "sft")):
-                    self.assertAlmostEqual(sum(result["loss"]), sum(straight), delta=2e-5)
+            for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+                with self.subTest(layout), Clients([common.config(**layout)] * 2) as ranks:
+                    ranks.each(lambda engine: engine.initialize())
+                    ranks.each(lambda engine: engine.load_checkpoint(path))
+                    for ours in ranks.each(weights_of):
+                        self.assert_same_weights(ours, weights[0], 0)
+                    for result in ranks.each(lambda engine: engine.train_batch(batch, "sft")):
+                        self.assertAlmostEqual(sum(result["loss"]), sum(straight), delta=2e-5)
 
     def test_what_one_rank_refuses_all_refuse(self):
         batches = parts(common.batch(LENGTHS), 2)
