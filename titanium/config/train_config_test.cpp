@@ -95,8 +95,8 @@ TEST(TrainConfig, ErrorsNameFileLineKeyValueAndWhatIsAllowed) {
             "run.toml:2: [optimizer] lr = 2020-01-01: allowed: a number > 0");
   EXPECT_EQ(message_of("[training]\ndtype = \"float16\""),
             "run.toml:2: [training] dtype = \"float16\": allowed: float32, bfloat16, float64");
-  EXPECT_EQ(message_of("[parallelism]\npipeline_parallel_degree = 2"),
-            "run.toml:2: [parallelism] pipeline_parallel_degree = 2: allowed: 1 (in this version)");
+  EXPECT_EQ(message_of("[parallelism]\ncontext_parallel_degree = 2"),
+            "run.toml:2: [parallelism] context_parallel_degree = 2: allowed: 1 (in this version)");
   EXPECT_EQ(
       message_of("[activation_checkpoint]\nselective_ac_option = 0"),
       "run.toml:2: [activation_checkpoint] selective_ac_option = 0: allowed: op, or an integer from 1 to "
