@@ -175,6 +175,15 @@ std::vector<std::string> keys_without_effect(const TrainConfig& c) {
   unless(!constant, {"lr_scheduler.min_lr_factor"}, decay);
   unless(c.activation_checkpoint.mode == "selective", {"activation_checkpoint.selective_ac_option"},
          fmt::format("activation_checkpoint.mode is {}", c.activation_checkpoint.mode));
+  const std::string pipeline = "parallelism.pipeline_parallel_";
+  const bool stages = c.parallelism.pipeline_parallel_degree > 1;
+  unless(stages,
+         {pipeline + "schedule", pipeline + "schedule_csv", pipeline + "layers_per_stage",
+          pipeline + "first_stage_less_layers", pipeline + "last_stage_less_layers"},
+         pipeline + "degree is 1");
+  unless(!stages || c.parallelism.pipeline_parallel_schedule_csv.empty(),
+         {pipeline + "schedule", pipeline + "layers_per_stage"},
+         pipeline + "schedule_csv says what the stages are");
   unless(c.checkpoint.last_save_in_hf, {"checkpoint.export_folder", "checkpoint.export_dtype"},
          "checkpoint.last_save_in_hf is false");
   if (!c.validator.enable && c.data.validation_split > 0) {

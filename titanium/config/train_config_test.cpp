@@ -139,6 +139,14 @@ TEST(TrainConfig, KeysWithoutEffectAreNamed) {
       (Strings{"training.loss_scale_factor = 2.0 has no effect: training.loss_agg_mode is token-mean"}));
   EXPECT_EQ(of({"--training.steps=5", "--data.epochs=2"}),
             (Strings{"data.epochs = 2 has no effect: training.steps says where the run ends"}));
+  EXPECT_EQ(of({"--parallelism.pipeline_parallel_schedule=GPipe"}),
+            (Strings{"parallelism.pipeline_parallel_schedule = \"GPipe\" has no effect: "
+                     "parallelism.pipeline_parallel_degree is 1"}));
+  EXPECT_EQ(
+      of({"--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule_csv=o.csv",
+          "--parallelism.pipeline_parallel_layers_per_stage=2"}),
+      (Strings{"parallelism.pipeline_parallel_layers_per_stage = 2 has no effect: "
+               "parallelism.pipeline_parallel_schedule_csv says what the stages are"}));
   EXPECT_TRUE(of({"--training.loss_scale_factor=2", "--training.loss_agg_mode=seq-mean-token-sum-norm",
                   "--data.epochs=2"})
                   .empty());

@@ -127,10 +127,22 @@ void load_session_weights(const std::filesystem::path& folder, const SessionOpti
   });
 }
 
+namespace {
+
+std::string read_csv(const PipelineConfig& config) {
+  try {
+    return read_file(config.schedule_csv);
+  } catch (const Error& e) {
+    throw BadConfig("{}.pipeline_parallel_schedule_csv: {}", config.section, e.what());
+  }
+}
+
+}  // namespace
+
 int last_stage_rank(const PipelineConfig& config, int ranks) {
   if (ranks == 1) return 0;
   if (!config.schedule_csv.empty())
-    return read_pipeline_csv(read_file(config.schedule_csv), config.schedule_csv, ranks, 1).rank_of.back();
+    return read_pipeline_csv(read_csv(config), config.schedule_csv, ranks, 1).rank_of.back();
   const PipelineSchedule& schedule = pipeline_schedule(config.schedule);
   return place_stages(schedule.placement, ranks, schedule.one_stage ? 1 : 2).back();
 }
@@ -143,7 +155,7 @@ std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& co
   std::vector<int32_t> rank_of;
   if (!config.schedule_csv.empty()) {
     result->csv_file = config.schedule_csv;
-    result->csv = read_file(config.schedule_csv);
+    result->csv = read_csv(config);
     rank_of = read_pipeline_csv(result->csv, result->csv_file, ranks, 1).rank_of;
   } else {
     const PipelineSchedule& schedule = pipeline_schedule(config.schedule);
@@ -207,6 +219,7 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
   agree(mesh.all(), [&] {  // the model's stages
     step.pipeline = pipeline_options(options.pipeline, mesh.pp().size(), *session.model);
   });
+  if (step.pipeline) agree_on(mesh.all(), "the pipeline's schedule", step.pipeline->csv);
   if (step.pipeline) agree_on(mesh.all(), "the pipeline's schedule", step.pipeline->csv);
   StoreOptions store;
   store.dtypes = options.dtypes;
