@@ -90,7 +90,8 @@ TEST_P(Ranks, EveryElementHasOneOwnerInACopyAndEveryRankKnowsAll) {
 
 TEST_P(Ranks, InitAndUnshardGiveTheWeightsOfOneRank) {
   const auto alone = table_of(0, 1);
-  ParamStore one(*alone, 1, {.dtypes = {.compute = at::kBFloat16}, .frozen = {}, .mesh = {}});
+  ParamStore one(*alone, 1,
+                 {.dtypes = {.compute = at::kBFloat16}, .frozen = {}, .mesh = {}, .pp_of_block = {}});
   one.init(3);
   for (const auto& unit : one.units()) unit->unshard();
   on_ranks(dims(),
