@@ -1,8 +1,10 @@
 #include "titanium/config/hardware.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <sstream>
@@ -80,7 +82,9 @@ class Reader {
       const std::string name(key.str());
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       fail(&node, section.empty() ? name : section + "." + name,
-           fmt::format("unknown key; did you mean '{}'?", nearest(name, known)));
+           nearest(name, known).empty()
+               ? fmt::format("unknown key; there are: {}", fmt::join(known, ", "))
+               : fmt::format("unknown key; did you mean '{}'?", nearest(name, known)));
     }
   }
 
@@ -143,7 +147,8 @@ Hardware Hardware::load(const std::filesystem::path& file) {
   const auto size = std::filesystem::file_size(file, error);
   std::ifstream in(file, std::ios::binary);
   if (error || !in) throw BadConfig("{}: cannot be read", file.string());
-  if (size > kMostBytes) throw BadConfig("{}: {} bytes, a hardware file has at most {}", file.string(), size, kMostBytes);
+  if (size > kMostBytes)
+    throw BadConfig("{}: {} bytes, a hardware file has at most {}", file.string(), size, kMostBytes);
   std::ostringstream text;
   text << in.rdbuf();
   return parse(text.str(), file.string());
@@ -159,8 +164,10 @@ std::string Hardware::toml(const std::string& comment) const {
   }
   out += fmt::format("\n[links]\noverlap = {}  # transfers go on beside compute\n", overlap);
   for (const Axis& axis : axes(copy))
-    out += fmt::format("\n[links.{}]\nbandwidth = {:.6g}  # bytes/s into a rank\nlatency = {:.6g}  # seconds of a collective\n",
-                       axis.name, axis.link->bandwidth, axis.link->latency);
+    out += fmt::format(
+        "\n[links.{}]\nbandwidth = {:.6g}  # bytes/s into a rank\nlatency = {:.6g}  # seconds of a "
+        "collective\n",
+        axis.name, axis.link->bandwidth, axis.link->latency);
   return out;
 }
 

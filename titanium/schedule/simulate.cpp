@@ -57,8 +57,8 @@ class Simulation {
   }
 
  private:
-  using Channel = std::tuple<int, int32_t, int32_t>;         // kind, stage or unit, rank
-  using Key = std::tuple<int, int32_t, int32_t>;             // kind, stage or unit, micro-batch
+  using Channel = std::tuple<int, int32_t, int32_t>;  // kind, stage or unit, rank
+  using Key = std::tuple<int, int32_t, int32_t>;      // kind, stage or unit, micro-batch
 
   // False where the rank has to wait for another.
   bool step(size_t rank) {
@@ -68,7 +68,7 @@ class Simulation {
     switch (a.kind) {
       case Kind::kUnshard:
       case Kind::kReduce:
-        done = of_unit(rank, a, a.kind == Kind::kUnshard ? cost.units[a.unit].unshard : cost.units[a.unit].reduce);
+        done = of_unit(rank, a);
         break;
       case Kind::kReshard:
         break;
@@ -114,7 +114,21 @@ class Simulation {
     timeline_.ranks[rank].actions.push_back({static_cast<int64_t>(at_[rank]), span.start, span.end, true});
   }
 
-  bool of_unit(size_t rank, const Action& a, double seconds) {
+  bool of_unit(size_t rank, const Action& a) {
+    const PlanCosts::Unit& cost = costs_[rank].units[a.unit];
+    const bool unshard = a.kind == Kind::kUnshard;
+    const double seconds = unshard ? cost.unshard : cost.reduce;
+    if (unshard && a.half != Half::kWait && cost.cast > 0) compute(rank, cost.cast);
+    if (seconds == 0) {  // nothing is moved
+      if (!unshard && a.half != Half::kStart && cost.add > 0) compute(rank, cost.add);
+      return true;
+    }
+    if (!moves(rank, a, seconds)) return false;
+    if (!unshard && a.half != Half::kStart && cost.add > 0) compute(rank, cost.add);
+    return true;
+  }
+
+  bool moves(size_t rank, const Action& a, double seconds) {
     const int32_t spans = tasks_[rank].part.units[a.unit].spans;
     const int kind = static_cast<int>(a.kind);
     const auto r = static_cast<int32_t>(rank);
@@ -135,7 +149,8 @@ class Simulation {
                 costs_[rank].blocks[a.block].transfer);
   }
 
-  bool meet(size_t rank, const Action& a, const Key& key, const Channel& channel, size_t needed, double seconds) {
+  bool meet(size_t rank, const Action& a, const Key& key, const Channel& channel, size_t needed,
+            double seconds) {
     if (a.half != Half::kWait && !started_[{key, static_cast<int32_t>(rank)}]) {
       started_[{key, static_cast<int32_t>(rank)}] = true;
       Meeting& meeting = meetings_[key];
@@ -163,8 +178,8 @@ class Simulation {
   const std::vector<Plan>& plans_;
   const std::vector<PlanTask>& tasks_;
   const std::vector<PlanCosts>& costs_;
-  std::vector<size_t> at_;    // by rank: the action that comes next
-  std::vector<double> now_;   // by rank: when its compute is free
+  std::vector<size_t> at_;   // by rank: the action that comes next
+  std::vector<double> now_;  // by rank: when its compute is free
   std::map<Channel, double> free_;
   std::map<Key, Meeting> meetings_;
   std::map<std::pair<Key, int32_t>, bool> started_;
@@ -189,7 +204,8 @@ Timeline simulate(const std::vector<Plan>& plans, const std::vector<PlanTask>& t
   if (plans.size() != tasks.size() || plans.size() != costs.size())
     throw Bug("simulate: {} plans, {} tasks, {} costs", plans.size(), tasks.size(), costs.size());
   for (size_t r = 0; r < plans.size(); ++r) {
-    if (costs[r].blocks.size() != tasks[r].part.blocks.size() || costs[r].units.size() != tasks[r].part.units.size())
+    if (costs[r].blocks.size() != tasks[r].part.blocks.size() ||
+        costs[r].units.size() != tasks[r].part.units.size())
       throw Bug("simulate: rank {}: costs of {} blocks and {} units for {} and {}", r, costs[r].blocks.size(),
                 costs[r].units.size(), tasks[r].part.blocks.size(), tasks[r].part.units.size());
   }

@@ -15,7 +15,8 @@ struct PlanCosts {
     double transfer = 0;  // of the stream of one micro-batch, to the stage before or after
   };
   struct Unit {
-    double unshard = 0, reduce = 0;
+    double unshard = 0, reduce = 0;  // in the channel; 0 where no other rank has a part
+    double cast = 0, add = 0;  // of this rank's part, by its compute, before the one and after the other
   };
   std::vector<Block> blocks;  // [part.blocks]
   std::vector<Unit> units;    // [part.units]
