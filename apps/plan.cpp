@@ -2,20 +2,24 @@
 
 #include <iostream>
 
+#include <ATen/Parallel.h>
+
 #include "apps/commands.h"
+#include "apps/on_ranks.h"
 #include "titanium/base/error.h"
+#include "titanium/dist/launch.h"
 #include "titanium/dist/planned_world.h"
 #include "titanium/report/format.h"
 #include "titanium/schedule/pipeline.h"
 #include "titanium/schedule/print.h"
-#include "titanium/train/estimate.h"
+#include "titanium/train/calibrate.h"
 #include "titanium/train/trainer.h"
 
 namespace titanium {
 namespace {
 
 struct Flags {
-  std::string file, simulate;
+  std::string file, simulate, calibrate;
   int32_t micro_batches = 0;
   int world_size = 1, rank = 0;
   bool quiet = false;
@@ -66,6 +70,10 @@ void tell_simulation(const TrainStep& step, const Optimizer& optimizer, const St
 }
 
 int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
+  if (std::getenv(kLauncherVariable)) {
+    throw BadConfig(
+        "plan: under `titanium launch` it measures (--calibrate); to plan for N ranks give --world-size N");
+  }
   const TrainConfig config = load_train_config(flags.file, overrides);
   check_model(config);
   std::optional<Hardware> hardware;
@@ -111,6 +119,25 @@ int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
   return 0;
 }
 
+int run_calibration(const Flags& flags, const std::vector<std::string>& overrides) {
+  const TrainConfig config = load_train_config(flags.file, overrides);
+  check_model(config);
+  return on_ranks(config.comm, [&](const std::shared_ptr<World>& world) {
+    Log log(log_of(*world, LogLevel::kWarning));
+    const Hardware hardware = calibrate(config, step_shape(config.training, {.dp_shard = 1}), *world, log);
+    if (world->rank() > 0) return 0;
+    write_file(
+        flags.calibrate,
+        hardware.toml(fmt::format(
+            "# Measured by `titanium plan --calibrate` on {} rank(s) of {} thread(s): rates of one rank.\n",
+            world->size(), at::get_num_threads())));
+    fmt::print("{}: {:.1f} GFLOP/s forward, {:.1f} backward, attention {:.1f} and {:.1f}, head {:.1f}\n",
+               flags.calibrate, hardware.matmul / 1e9, hardware.matmul_backward / 1e9,
+               hardware.attention / 1e9, hardware.attention_backward / 1e9, hardware.head / 1e9);
+    return 0;
+  });
+}
+
 }  // namespace
 
 void add_plan(CLI::App& app, Run& run) {
@@ -132,11 +159,20 @@ void add_plan(CLI::App& app, Run& run) {
       ->add_option("--simulate", flags->simulate,
                    "a machine's rates (hardware.toml): show when every action runs")
       ->check(not_empty());
+  command
+      ->add_option("--calibrate", flags->calibrate,
+                   "measure this machine's rates into that file instead; under `titanium launch` with as "
+                   "many ranks as will run")
+      ->check(not_empty());
   command->add_flag("--quiet", flags->quiet, "without the list of actions");
   command->allow_extras();
   command->footer("--section.key=value sets a key, after the file.");
-  command->callback(
-      [flags, command, &run] { run = [flags, command] { return run_plan(*flags, command->remaining()); }; });
+  command->callback([flags, command, &run] {
+    run = [flags, command] {
+      return flags->calibrate.empty() ? run_plan(*flags, command->remaining())
+                                      : run_calibration(*flags, command->remaining());
+    };
+  });
 }
 
 }  // namespace titanium

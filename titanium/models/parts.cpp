@@ -193,9 +193,14 @@ at::Tensor HeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOu
 }
 
 Block::Bytes HeadBlock::bytes(int64_t T, int64_t element, bool) const {
-  // A chunk of logits is about 64 MiB, at least one row.
-  const int64_t chunk = std::max<int64_t>(int64_t{64} << 20, v_ * 4);
-  return {T * (2 * D_ * element + 16), std::min(T * v_ * 4, chunk) * 3 / 2};
+  // The normalised rows and their gradient, in fp32 until it is rounded; a group of the vocabulary's rows and
+  // the gradient by its logits (ops/README.md).  In fp32 logits are held where that spares forming them
+  // twice.
+  constexpr int64_t kGroup = 1024, kHeld = int64_t{96} << 20;
+  const int64_t group = std::min(kGroup, v_);
+  const int64_t held = element >= 4 ? std::min(T * v_ * element, kHeld) : 0;
+  return {T * (2 * D_ * element + 16),
+          T * D_ * std::max<int64_t>(element, 4) + (2 * T + 2 * D_) * group * element + held};
 }
 
 Block::Cost HeadBlock::cost(int64_t T, int64_t, int64_t element) const {
