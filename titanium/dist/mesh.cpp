@@ -74,8 +74,8 @@ Mesh::Mesh(const ParallelDims& dims, std::shared_ptr<World> world)
 }
 
 Group Mesh::replicas(int tp_begin, int tp_end, const std::vector<int>& pps) const {
-  // A channel of its own: what a unit starts goes through a thread, which collectives within a block, over the
-  // same ranks, are better without.
+  // A channel of its own: what a unit starts goes through a thread, which collectives within a block, over
+  // the same ranks, are better without.
   return world_->group(replica_ranks(dims_, world_->rank(), tp_begin, tp_end, pps), "units");
 }
 

@@ -56,6 +56,8 @@ class Block {
     double matmul = 0, attention = 0, head = 0;  // FLOPs: multiply-adds times 2
     double tp_bytes = 0;                         // that come from tensor-parallel ranks
     int tp_calls = 0;
+    double tp_again_bytes = 0;  // that come once more for a backward without keep_cheap
+    int tp_again_calls = 0;
   };
   virtual Cost cost(int64_t T, int64_t L, int64_t element) const = 0;
 };

@@ -18,7 +18,13 @@ class DecoderLayer final : public Block {
   }
   Cost cost(int64_t T, int64_t L, int64_t element) const override {
     const Cost a = attention_.cost(T, L, element), m = mlp_.cost(T, L, element);
-    return {a.matmul + m.matmul, a.attention, 0, a.tp_bytes + m.tp_bytes, a.tp_calls + m.tp_calls};
+    return {a.matmul + m.matmul,
+            a.attention,
+            0,
+            a.tp_bytes + m.tp_bytes,
+            a.tp_calls + m.tp_calls,
+            a.tp_again_bytes + m.tp_again_bytes,
+            a.tp_again_calls + m.tp_again_calls};
   }
 
  private:

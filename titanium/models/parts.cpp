@@ -104,6 +104,8 @@ Block::Cost AttentionPart::cost(int64_t T, int64_t L, int64_t element) const {
   Block::Cost cost;
   cost.matmul = 2.0 * t * s_.D * s_.H * (2 * n_ + 2 * k_);
   cost.attention = 4.0 * t * seen * n_ * s_.H;
+  cost.tp_again_bytes = from_others(t, s_.D, element, tp_);
+  cost.tp_again_calls = tp_.size() > 1 ? 1 : 0;
   cost.tp_bytes = from_others(t, s_.D, element, tp_) + from_others(t, s_.D, sum_bytes(element), tp_);
   cost.tp_calls = tp_.size() > 1 ? 2 : 0;
   return cost;
@@ -144,6 +146,8 @@ Block::Cost MlpPart::cost(int64_t T, int64_t, int64_t element) const {
   const double t = static_cast<double>(T);
   Block::Cost cost;
   cost.matmul = 2.0 * t * D_ * 3 * f_;
+  cost.tp_again_bytes = from_others(t, D_, element, tp_);
+  cost.tp_again_calls = tp_.size() > 1 ? 1 : 0;
   cost.tp_bytes = from_others(t, D_, element, tp_) + from_others(t, D_, sum_bytes(element), tp_);
   cost.tp_calls = tp_.size() > 1 ? 2 : 0;
   return cost;
@@ -167,7 +171,7 @@ Block::Bytes EmbedBlock::bytes(int64_t T, int64_t element, bool) const {
 }
 
 Block::Cost EmbedBlock::cost(int64_t T, int64_t, int64_t element) const {
-  return {0, 0, 0, from_others(static_cast<double>(T), D_, element, tp_), tp_.size() > 1 ? 1 : 0};
+  return {0, 0, 0, from_others(static_cast<double>(T), D_, element, tp_), tp_.size() > 1 ? 1 : 0, 0, 0};
 }
 
 HeadBlock::HeadBlock(int64_t V, int64_t D, double norm_eps, const Weight* tied, Weights norm, Weights head,
@@ -205,7 +209,7 @@ Block::Bytes HeadBlock::bytes(int64_t T, int64_t element, bool) const {
 
 Block::Cost HeadBlock::cost(int64_t T, int64_t, int64_t element) const {
   const double t = static_cast<double>(T);
-  return {0, 0, 2.0 * t * D_ * v_, from_others(t, D_, element, tp_), tp_.size() > 1 ? 2 : 0};
+  return {0, 0, 2.0 * t * D_ * v_, from_others(t, D_, element, tp_), tp_.size() > 1 ? 2 : 0, 0, 0};
 }
 
 at::Tensor HeadBlock::logits(const at::Tensor& x) const {
@@ -237,7 +241,7 @@ at::Tensor ValueHeadBlock::forward(const at::Tensor& x, const BlockInput& in, Bl
 
 Block::Cost ValueHeadBlock::cost(int64_t T, int64_t, int64_t) const {
   const double t = static_cast<double>(T);
-  return {0, 0, 2.0 * t / tp_.size() * D_, from_others(t, 1, 4, tp_), tp_.size() > 1 ? 1 : 0};
+  return {0, 0, 2.0 * t / tp_.size() * D_, from_others(t, 1, 4, tp_), tp_.size() > 1 ? 1 : 0, 0, 0};
 }
 
 Block::Bytes ValueHeadBlock::bytes(int64_t T, int64_t element, bool) const {

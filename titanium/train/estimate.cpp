@@ -88,12 +88,14 @@ AxisBytes axis_bytes(const TrainStep& step, size_t rank, const Plan& plan, const
       case Kind::kForward:
       case Kind::kRecompute:
       case Kind::kBackward:
-      case Kind::kBackwardInput:
-        bytes.tp += step.model()
-                        .blocks[step.parts()[rank].blocks[a.block]]
-                        ->cost(shape.tokens, shape.document, size_of(dtypes.compute))
-                        .tp_bytes;
+      case Kind::kBackwardInput: {
+        const Block::Cost cost = step.model().blocks[step.parts()[rank].blocks[a.block]]->cost(
+            shape.tokens, shape.document, size_of(dtypes.compute));
+        const bool again =
+            a.kind != Kind::kForward && a.kind != Kind::kRecompute && !step.options().keep_cheap;
+        bytes.tp += cost.tp_bytes + (again ? cost.tp_again_bytes : 0);
         break;
+      }
       case Kind::kRecvInput:
       case Kind::kRecvOutputGrad:
         if (starts(a)) bytes.pp += stream;
@@ -185,13 +187,14 @@ std::vector<PlanCosts> estimate_costs(const TrainStep& step, const Optimizer& op
       const Block::Cost c =
           step.model().blocks[block]->cost(shape.tokens, shape.document, size_of(dtypes.compute));
       const double tp = take(hw.tp, c.tp_bytes, c.tp_calls);
+      const double again = step.options().keep_cheap ? 0 : take(hw.tp, c.tp_again_bytes, c.tp_again_calls);
       PlanCosts::Block b;
       b.forward = c.matmul / hw.matmul + c.attention / hw.attention + tp;
       // The head forms the gradients of its products with the loss, in its forward.
       b.forward += 3 * c.head / hw.head;
       if (block == 0) b.forward += static_cast<double>(stream_bytes(step, shape)) / hw.copy;
       b.backward_weight = c.matmul / hw.matmul_backward;
-      b.backward_input = b.backward_weight + 2.5 * c.attention / hw.attention_backward + tp;
+      b.backward_input = b.backward_weight + 2.5 * c.attention / hw.attention_backward + tp + again;
       b.transfer = take(hw.pp, static_cast<double>(stream_bytes(step, shape)));
       costs.blocks.push_back(b);
     }
