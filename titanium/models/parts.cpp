@@ -77,15 +77,9 @@ at::Tensor AttentionPart::forward(const at::Tensor& x, const BlockInput& in) con
 
 at::Tensor AttentionPart::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const BlockInput& in) const {
-  if (!in.cache) return attention(q, k, v, {in.bounds, in.bounds, s_.window});
-  std::vector<at::Tensor> parts;
-  for (size_t d = 0; d + 1 < in.bounds.size(); ++d) {
-    const int64_t begin = in.bounds[d], T = in.bounds[d + 1] - begin;
-    const auto [keys, values] =
-        in.cache->append(s_.layer, in.slots[d], k.narrow(0, begin, T), v.narrow(0, begin, T));
-    parts.push_back(attention(q.narrow(0, begin, T), keys, values, {{0, T}, {0, keys.size(0)}, s_.window}));
-  }
-  return parts.size() == 1 ? parts[0] : at::cat(parts);
+  if (!in.cache) return attention(q, k, v, {in.bounds, in.bounds, {}, s_.window});
+  const KvCache::View all = in.cache->append(s_.layer, in.slots, in.bounds, k, v);
+  return attention(q, all.k, all.v, {in.bounds, all.bounds, all.starts, s_.window});
 }
 
 Block::Bytes AttentionPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "titanium/base/error.h"
-#include "titanium/ops/handle.h"
+#include "titanium/ops/products.h"
 
 namespace titanium {
 
@@ -23,6 +23,7 @@ class TestHandle : public Handle {
     if (!tensor.defined()) throw Bug("the weight is not gathered");
     return tensor;
   }
+  const PackedWeight* packed() const override { return pack.get(); }
   bool trainable() const override { return is_trainable; }
   void accumulate(std::function<void(const at::Tensor& sink)> add) const override {
     if (!is_trainable) return;
@@ -40,6 +41,7 @@ class TestHandle : public Handle {
   }
 
   at::Tensor tensor, sink;
+  std::unique_ptr<PackedWeight> pack;  // of `tensor`, for tests that want it
   bool is_trainable;
   bool deferred = false;
   mutable std::vector<std::function<void(const at::Tensor&)>> queue;
