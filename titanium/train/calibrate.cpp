@@ -76,7 +76,7 @@ Measured measure_attention(const Group& all, const HfConfig& c, const BlockInput
   const at::Tensor q = heads(c.num_attention_heads), k = heads(c.num_key_value_heads),
                    v = heads(c.num_key_value_heads);
   at::Tensor y;
-  const auto forward = [&] { y = attention(q, k, v, {in.bounds, in.bounds, c.window.at(0)}); };
+  const auto forward = [&] { y = attention(q, k, v, {in.bounds, in.bounds, {}, c.window.at(0)}); };
   Measured seconds;
   seconds.forward = seconds_of(all, forward);
   const double both = seconds_of(all, [&] {
