@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <exception>
 #include <tuple>
 
 #include "titanium/base/error.h"
@@ -59,7 +60,11 @@ class Gathered {
   ~Gathered() {
     for (const auto& unit : store_.units()) {
       unit->keep_packed(false);
-      unit->reshard(/*keep_memory=*/unit->whole());
+      if (std::uncaught_exceptions() > exceptions_) {
+        unit->abandon();
+      } else {
+        unit->reshard(/*keep_memory=*/unit->whole());
+      }
     }
   }
   Gathered(const Gathered&) = delete;
@@ -67,6 +72,7 @@ class Gathered {
 
  private:
   ParamStore& store_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 // Which prompts are in the cache, and where.
