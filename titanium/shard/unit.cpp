@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "titanium/base/error.h"
+#include "titanium/ops/products.h"
 
 namespace titanium {
 
@@ -76,7 +77,7 @@ const PackedWeight* Unit::packed(int64_t offset, const std::vector<int64_t>& sha
   if (found != packed_.end()) return found->second.get();
   if (!keeps_packed_) return nullptr;
   auto& packed = packed_[{offset, shape[0]}];
-  packed = std::make_unique<PackedWeight>(view(offset, shape));
+  packed = std::make_shared<const PackedWeight>(view(offset, shape));
   return packed.get();
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "titanium/dist/group.h"
-#include "titanium/ops/products.h"
 #include "titanium/shard/buffer.h"
 #include "titanium/shard/layout.h"
 #include "titanium/shard/weight.h"
@@ -120,7 +119,7 @@ class Unit {
   at::Tensor grad_;     // [part]
   Pending gathering_, reducing_;
   // By offset and rows; while keeps_packed_.
-  mutable std::map<std::pair<int64_t, int64_t>, std::unique_ptr<PackedWeight>> packed_;
+  mutable std::map<std::pair<int64_t, int64_t>, std::shared_ptr<const PackedWeight>> packed_;
   bool keeps_packed_ = false;
   bool gathered_ = false;
   bool fresh_ = false;  // compute_ holds, or is getting, the masters as they are
