@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "titanium/ops/linear_logprob.h"
+#include "titanium/ops/products.h"
 #include "titanium/ops/test_handle.h"
 #include "titanium/ops/test_tensors.h"
 
@@ -158,7 +159,7 @@ TEST(Linear, Bf16RowsAreIndependent) {
     TestHandle weight(at::randn({130, width}).to(at::kBFloat16)), bias(at::randn({130}).to(at::kBFloat16));
     const at::Tensor all = linear(x, weight, &bias, r), logits_of_all = logits(x, weight);
     for (const bool packed : {false, true}) {
-      if (packed) weight.pack = std::make_unique<PackedWeight>(weight.tensor);
+      if (packed) weight.pack = std::make_shared<const PackedWeight>(weight.tensor);
       for (const auto& [first, n] : std::vector<std::pair<int64_t, int64_t>>{{0, 300},
                                                                              {0, 17},
                                                                              {70, 100},

@@ -2,10 +2,11 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <vector>
 
 #include "titanium/base/error.h"
-#include "titanium/ops/products.h"
+#include "titanium/ops/handle.h"
 
 namespace titanium {
 
@@ -41,7 +42,7 @@ class TestHandle : public Handle {
   }
 
   at::Tensor tensor, sink;
-  std::unique_ptr<PackedWeight> pack;  // of `tensor`, for tests that want it
+  std::shared_ptr<const PackedWeight> pack;  // of `tensor`, for tests that want it
   bool is_trainable;
   bool deferred = false;
   mutable std::vector<std::function<void(const at::Tensor&)>> queue;
