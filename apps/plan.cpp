@@ -13,13 +13,14 @@
 #include "titanium/schedule/pipeline.h"
 #include "titanium/schedule/print.h"
 #include "titanium/train/calibrate.h"
+#include "titanium/train/timeline_page.h"
 #include "titanium/train/trainer.h"
 
 namespace titanium {
 namespace {
 
 struct Flags {
-  std::string file, simulate, calibrate;
+  std::string file, simulate, calibrate, html, trace;
   int32_t micro_batches = 0;
   int world_size = 1, rank = 0;
   bool quiet = false;
@@ -51,17 +52,15 @@ void tell_pipeline(const TrainStep& step, const StepShape& shape) {
       100 * time_pipeline(order).bubble());
 }
 
-void tell_simulation(const TrainStep& step, const Optimizer& optimizer, const StepEstimate& estimate,
-                     const StepShape& shape, const Hardware& hardware, int rank) {
-  const ParallelDims& dims = step.store().mesh().dims();
-  const Timeline timeline =
-      simulate(estimate.plans, estimate.tasks, estimate_costs(step, optimizer, estimate, shape, hardware));
+void tell_simulation(const Timeline& timeline, const StepEstimate& estimate, const StepShape& shape,
+                     const ParallelDims& dims, const Flags& flags) {
   const double tokens =
       static_cast<double>(shape.tokens) * shape.micro_batches * dims.dp_replicate * dims.dp_shard;
   fmt::print("# simulated: {:.6g} s a step, {} tok/s, {:.1f} % of the ranks' time idle\n", timeline.seconds,
              human_number(tokens / timeline.seconds), 100 * timeline.bubble());
-  const auto pp = static_cast<size_t>(coordinates_of(dims, rank).pp);
-  fmt::print("#    start s      end s  action of rank {}\n", rank);
+  if (flags.quiet) return;
+  const auto pp = static_cast<size_t>(coordinates_of(dims, flags.rank).pp);
+  fmt::print("#    start s      end s  action of rank {}\n", flags.rank);
   for (const TimedAction& timed : timeline.ranks[pp].actions) {
     fmt::print("{:12.6f} {:10.6f}  {}{}\n", timed.start, timed.end,
                timed.action < 0 ? "norm, clip and update" : to_string(estimate.plans[pp][timed.action]),
@@ -69,11 +68,25 @@ void tell_simulation(const TrainStep& step, const Optimizer& optimizer, const St
   }
 }
 
+void draw(const Session& session, const StepEstimate& estimate, const Timeline& timeline,
+          const Flags& flags) {
+  const ParallelDims& dims = session.store->mesh().dims();
+  TimelinePage page;
+  page.title = fmt::format("{} {} on {} ranks: {}", session.spec.name.name, session.spec.name.flavor,
+                           dims.world_size, flags.file);
+  for (size_t pp = 0; pp < estimate.ranks.size(); ++pp)
+    page.ranks.push_back(fmt::format("pp {} (rank {})", pp, at_stage(dims, flags.rank, pp)));
+  if (!flags.html.empty()) write_file(flags.html, timeline_html(page, estimate, timeline));
+  if (!flags.trace.empty()) write_file(flags.trace, timeline_trace(page, estimate, timeline));
+}
+
 int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
   if (std::getenv(kLauncherVariable)) {
     throw BadConfig(
         "plan: under `titanium launch` it measures (--calibrate); to plan for N ranks give --world-size N");
   }
+  if (flags.simulate.empty() && !(flags.html.empty() && flags.trace.empty()))
+    throw BadConfig("--html and --trace show a simulated step: give --simulate hardware.toml too");
   const TrainConfig config = load_train_config(flags.file, overrides);
   check_model(config);
   std::optional<Hardware> hardware;
@@ -112,7 +125,10 @@ int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
                human_bytes(static_cast<uint64_t>(hardware->capacity)));
   }
   if (hardware) {
-    tell_simulation(*session.step, *optimizer, estimate, shape, *hardware, flags.rank);
+    const Timeline timeline = simulate(estimate.plans, estimate.tasks,
+                                       estimate_costs(*session.step, *optimizer, estimate, shape, *hardware));
+    draw(session, estimate, timeline, flags);
+    tell_simulation(timeline, estimate, shape, dims, flags);
   } else if (!flags.quiet) {
     std::cout << print_plan(estimate.plans[pp]) << std::endl;
   }
@@ -164,6 +180,9 @@ void add_plan(CLI::App& app, Run& run) {
                    "measure this machine's rates into that file instead; under `titanium launch` with as "
                    "many ranks as will run")
       ->check(not_empty());
+  command->add_option("--html", flags->html, "draw the simulated step of all stages into that page")
+      ->check(not_empty());
+  command->add_option("--trace", flags->trace, "write it for Perfetto")->check(not_empty());
   command->add_flag("--quiet", flags->quiet, "without the list of actions");
   command->allow_extras();
   command->footer("--section.key=value sets a key, after the file.");
