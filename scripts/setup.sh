@@ -10,6 +10,7 @@ packages=(
   libgtest-dev libbenchmark-dev
   clang-14 clang libclang-rt-14-dev clang-format clang-tidy
   python3 python3-venv python3-pip
+  chromium  # a test looks at the page of `titanium plan --html`
   wordnet-base
 )
 torch_version=2.15.0
