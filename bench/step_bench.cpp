@@ -1,5 +1,6 @@
 // Our side of bench/run: the same work as bench/peer.py, on the same token ids.
 //   bench_step train|score|decode --model DIR --ids FILE --dtype bf16|fp32 --docs N --length L --steps K
+//   bench_step base                                             bytes that a process holds before it does anything
 //   bench_step ids --model DIR --text FILE --count N --ids FILE      writes the first N token ids of a text
 // prints one JSON line: {"seconds": [per step], "tokens": per step of all ranks, "peak_rss": bytes}
 // As a rank of several (RANK, WORLD_SIZE, ... are set), the documents are cut over the ranks (FSDP2).
@@ -121,9 +122,9 @@ int main(int argc, char** argv) {
   titanium::let_idle_threads_sleep(argv);
   titanium::Arguments a;
   CLI::App app("Our side of bench/run");
-  app.add_option("mode", a.mode)->required()->check(CLI::IsMember({"train", "score", "decode", "ids"}));
-  app.add_option("--model", a.model)->required();
-  app.add_option("--ids", a.ids)->required();
+  app.add_option("mode", a.mode)->required()->check(CLI::IsMember({"train", "score", "decode", "ids", "base"}));
+  app.add_option("--model", a.model);
+  app.add_option("--ids", a.ids);
   app.add_option("--text", a.text);
   app.add_option("--count", a.count);
   app.add_option("--dtype", a.dtype)->check(CLI::IsMember({"bf16", "fp32"}));
@@ -133,7 +134,12 @@ int main(int argc, char** argv) {
   app.add_option("--threads", a.threads);
   CLI11_PARSE(app, argc, argv);
   try {
-    a.mode == "ids" ? titanium::write_ids(a) : titanium::measure(a);
+    if (a.mode == "base") {
+      std::cout << titanium::rss_bytes() << std::endl;
+    } else {
+      if (a.model.empty() || a.ids.empty()) throw titanium::BadConfig("{} needs --model and --ids", a.mode);
+      a.mode == "ids" ? titanium::write_ids(a) : titanium::measure(a);
+    }
   } catch (const titanium::Error& e) {
     std::cerr << "bench_step: " << e.what() << std::endl;
     return titanium::exit_code(e.kind());
