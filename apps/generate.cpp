@@ -18,6 +18,7 @@ struct Flags {
   std::string folder, dtype = "float32", system;
   std::vector<std::string> prompts;
   bool chat = false;
+  int64_t samples = 1;
   SamplingOptions sampling;
 };
 
@@ -61,6 +62,7 @@ int run_generate(const Flags& flags, const TrainConfig& config, const std::share
   for (const std::string& prompt : flags.prompts) {
     prompts.push_back(encode_prompt(flags, text, prompt));
     if (prompts.back().empty()) throw BadConfig("--prompt '{}': has no token", prompt);
+    for (int64_t i = 1; i < flags.samples; ++i) prompts.push_back(prompts.back());
   }
 
   const int64_t positions = session.spec.config.max_position_embeddings;
@@ -85,7 +87,7 @@ int run_generate(const Flags& flags, const TrainConfig& config, const std::share
     return 0;
   }
   for (size_t i = 0; i < results.size(); ++i) {
-    fmt::print("[{}] {}\n{}\n\n", i, flags.prompts[i],
+    fmt::print("[{}] {}\n{}\n\n", i, flags.prompts[i / static_cast<size_t>(flags.samples)],
                text.tokenizer->decode(results[i].ids, /*skip_special=*/true));
   }
   return 0;
@@ -104,6 +106,12 @@ void add_generate(CLI::App& app, Run& run) {
       ->allow_extra_args(false);
   command->add_flag("--chat", flags->chat, "put the prompt into the model's chat template");
   command->add_option("--system", flags->system, "the system message of --chat");
+  command->add_option("--samples", flags->samples, "texts for each prompt, which is read once")
+      ->check(CLI::Range(int64_t{1}, kMostCount))
+      ->capture_default_str();
+  command->add_option("--max-sequences", flags->sampling.max_sequences, "decoded at once; 0 is all")
+      ->check(CLI::Range(int64_t{0}, kMostCount))
+      ->capture_default_str();
   command->add_option("--temperature", flags->sampling.temperature, "0 is greedy")->capture_default_str();
   command->add_option("--top-k", flags->sampling.top_k, "0 is all")
       ->check(CLI::Range(int64_t{0}, kMostCount))

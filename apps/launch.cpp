@@ -21,7 +21,7 @@ std::string this_program() {
 }
 
 // The others work as one process.
-constexpr const char* kForRanks[] = {"train", "check", "score", "generate"};
+constexpr const char* kForRanks[] = {"train", "check", "score", "generate", "plan"};
 
 int run_launch(int ranks, std::vector<std::string> words) {
   const std::string known = fmt::format("{}", fmt::join(kForRanks, ", "));

@@ -2,46 +2,175 @@
 
 #include <iostream>
 
+#include <ATen/Parallel.h>
+
 #include "apps/commands.h"
+#include "apps/on_ranks.h"
+#include "titanium/base/error.h"
+#include "titanium/dist/launch.h"
+#include "titanium/dist/planned_world.h"
 #include "titanium/report/format.h"
+#include "titanium/schedule/pipeline.h"
 #include "titanium/schedule/print.h"
-#include "titanium/train/estimate.h"
+#include "titanium/train/calibrate.h"
 #include "titanium/train/trainer.h"
 
 namespace titanium {
+namespace {
+
+struct Flags {
+  std::string file, simulate, calibrate;
+  int32_t micro_batches = 0;
+  int world_size = 1, rank = 0;
+  bool quiet = false;
+};
+
+std::string place(const ParallelDims& dims, int rank) {
+  const Coordinates at = coordinates_of(dims, rank);
+  return fmt::format("rank {} of {} (pp {}, dp_replicate {}, dp_shard {}, tp {})", rank, dims.world_size,
+                     at.pp, at.dp_replicate, at.dp_shard, at.tp);
+}
+
+// The rank of another pipeline coordinate.
+int at_stage(const ParallelDims& dims, int rank, size_t pp) {
+  Coordinates at = coordinates_of(dims, rank);
+  at.pp = static_cast<int>(pp);
+  return rank_of(dims, at);
+}
+
+void tell_pipeline(const TrainStep& step, const StepShape& shape) {
+  if (!step.options().pipeline) return;
+  const auto ranks = static_cast<int32_t>(step.parts().size());
+  const PipelineOrder order = step.options().pipeline->order(ranks, shape.micro_batches);
+  fmt::print(
+      "# pipeline: {} stages on {} ranks, {}; bubble {:.1f} % where a stage's forward, input and weight "
+      "gradients take as long\n",
+      order.stages(), ranks,
+      step.options().pipeline->csv.empty() ? step.options().pipeline->schedule
+                                           : step.options().pipeline->csv_file,
+      100 * time_pipeline(order).bubble());
+}
+
+void tell_simulation(const TrainStep& step, const Optimizer& optimizer, const StepEstimate& estimate,
+                     const StepShape& shape, const Hardware& hardware, int rank) {
+  const ParallelDims& dims = step.store().mesh().dims();
+  const Timeline timeline =
+      simulate(estimate.plans, estimate.tasks, estimate_costs(step, optimizer, estimate, shape, hardware));
+  const double tokens =
+      static_cast<double>(shape.tokens) * shape.micro_batches * dims.dp_replicate * dims.dp_shard;
+  fmt::print("# simulated: {:.6g} s a step, {} tok/s, {:.1f} % of the ranks' time idle\n", timeline.seconds,
+             human_number(tokens / timeline.seconds), 100 * timeline.bubble());
+  const auto pp = static_cast<size_t>(coordinates_of(dims, rank).pp);
+  fmt::print("#    start s      end s  action of rank {}\n", rank);
+  for (const TimedAction& timed : timeline.ranks[pp].actions) {
+    fmt::print("{:12.6f} {:10.6f}  {}{}\n", timed.start, timed.end,
+               timed.action < 0 ? "norm, clip and update" : to_string(estimate.plans[pp][timed.action]),
+               timed.transfer ? "  (transfer)" : "");
+  }
+}
+
+int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
+  if (std::getenv(kLauncherVariable)) {
+    throw BadConfig(
+        "plan: under `titanium launch` it measures (--calibrate); to plan for N ranks give --world-size N");
+  }
+  const TrainConfig config = load_train_config(flags.file, overrides);
+  check_model(config);
+  std::optional<Hardware> hardware;
+  if (!flags.simulate.empty()) hardware = Hardware::load(flags.simulate);
+  LogOptions options;
+  options.level = LogLevel::kWarning;
+  Log log(options);
+  Session session = open_session(config.model.path, config, log, /*load_weights=*/false,
+                                 planned_world(flags.rank, flags.world_size));
+  const auto optimizer = make_optimizer(*session.store, optimizer_options(config.optimizer));
+  const ParallelDims& dims = session.store->mesh().dims();
+  StepShape shape = step_shape(config.training, dims);
+  if (flags.micro_batches > 0) shape.micro_batches = flags.micro_batches;
+  const StepEstimate estimate = estimate_step(*session.step, *optimizer, shape);
+  const auto pp = static_cast<size_t>(coordinates_of(dims, flags.rank).pp);
+
+  fmt::print("# {} {}: {} parameters, {} blocks, {} units; {} micro-batches of up to {} tokens a data rank\n",
+             session.spec.name.name, session.spec.name.flavor,
+             human_number(static_cast<double>(session.store->parameters())), session.model->block_count(),
+             session.store->places().size(), shape.micro_batches, shape.tokens);
+  fmt::print("# {}\n", place(dims, flags.rank));
+  tell_pipeline(*session.step, shape);
+  fmt::print("# memory: {}\n", estimate.ranks[pp].memory.text());
+  const auto fullest =
+      std::max_element(estimate.ranks.begin(), estimate.ranks.end(),
+                       [](const auto& a, const auto& b) { return a.memory.total() < b.memory.total(); });
+  if (estimate.ranks.size() > 1) {
+    fmt::print("# memory of the fullest stage, {}: {}\n",
+               place(dims, at_stage(dims, flags.rank, fullest - estimate.ranks.begin())),
+               fullest->memory.text());
+  }
+  if (dims.world_size > 1) fmt::print("# bytes into the rank a step: {}\n", estimate.ranks[pp].bytes.text());
+  if (hardware && hardware->capacity > 0 &&
+      static_cast<double>(fullest->memory.total()) > hardware->capacity) {
+    fmt::print("# does not fit: [memory] capacity is {}\n",
+               human_bytes(static_cast<uint64_t>(hardware->capacity)));
+  }
+  if (hardware) {
+    tell_simulation(*session.step, *optimizer, estimate, shape, *hardware, flags.rank);
+  } else if (!flags.quiet) {
+    std::cout << print_plan(estimate.plans[pp]) << std::endl;
+  }
+  return 0;
+}
+
+int run_calibration(const Flags& flags, const std::vector<std::string>& overrides) {
+  const TrainConfig config = load_train_config(flags.file, overrides);
+  check_model(config);
+  return on_ranks(config.comm, [&](const std::shared_ptr<World>& world) {
+    Log log(log_of(*world, LogLevel::kWarning));
+    const Hardware hardware = calibrate(config, step_shape(config.training, {.dp_shard = 1}), *world, log);
+    if (world->rank() > 0) return 0;
+    write_file(
+        flags.calibrate,
+        hardware.toml(fmt::format(
+            "# Measured by `titanium plan --calibrate` on {} rank(s) of {} thread(s): rates of one rank.\n",
+            world->size(), at::get_num_threads())));
+    fmt::print("{}: {:.1f} GFLOP/s forward, {:.1f} backward, attention {:.1f} and {:.1f}, head {:.1f}\n",
+               flags.calibrate, hardware.matmul / 1e9, hardware.matmul_backward / 1e9,
+               hardware.attention / 1e9, hardware.attention_backward / 1e9, hardware.head / 1e9);
+    return 0;
+  });
+}
+
+}  // namespace
 
 void add_plan(CLI::App& app, Run& run) {
-  struct Flags {
-    std::string file;
-    int32_t micro_batches = 1;
-  };
   auto flags = std::make_shared<Flags>();
-  CLI::App* command =
-      app.add_subcommand("plan", "print what a step of a run does, and what it holds in memory");
+  CLI::App* command = app.add_subcommand(
+      "plan", "print what a step of a run does on any cluster, what it holds and how long it takes");
   command->add_option("run.toml", flags->file, "the run; of the model only config.json is read")->required();
-  command->add_option("--micro-batches", flags->micro_batches, "micro-batches of the step")
-      ->check(CLI::Range(1, 10000))
+  command->add_option("--world-size", flags->world_size, "ranks of the run; none of them is started")
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  command->add_option("--rank", flags->rank, "the rank whose plan is shown")
+      ->check(CLI::Range(0, (1 << 20) - 1))
+      ->capture_default_str();
+  command
+      ->add_option("--micro-batches", flags->micro_batches,
+                   "micro-batches of a data rank; else those of the config")
+      ->check(CLI::Range(1, 10000));
+  command
+      ->add_option("--simulate", flags->simulate,
+                   "a machine's rates (hardware.toml): show when every action runs")
+      ->check(not_empty());
+  command
+      ->add_option("--calibrate", flags->calibrate,
+                   "measure this machine's rates into that file instead; under `titanium launch` with as "
+                   "many ranks as will run")
+      ->check(not_empty());
+  command->add_flag("--quiet", flags->quiet, "without the list of actions");
   command->allow_extras();
   command->footer("--section.key=value sets a key, after the file.");
   command->callback([flags, command, &run] {
     run = [flags, command] {
-      const TrainConfig config = load_train_config(flags->file, command->remaining());
-      check_model(config);
-      LogOptions options;
-      options.level = LogLevel::kWarning;
-      Log log(options);
-      Session session = open_session(config.model.path, config, log, /*load_weights=*/false);
-      const auto optimizer = make_optimizer(*session.store, optimizer_options(config.optimizer));
-      fmt::print("# {} {}: {} parameters, {} blocks, {} units; micro-batches of up to {} tokens\n",
-                 session.spec.name.name, session.spec.name.flavor,
-                 human_number(static_cast<double>(session.store->parameters())), session.model->block_count(),
-                 session.store->units().size(), config.training.max_tokens_per_microbatch);
-      fmt::print(
-          "# memory: {}\n",
-          estimate_memory(*session.step, *optimizer, config.training.max_tokens_per_microbatch).text());
-      std::cout << print_plan(session.step->plan(flags->micro_batches, false)) << std::endl;
-      return 0;
+      return flags->calibrate.empty() ? run_plan(*flags, command->remaining())
+                                      : run_calibration(*flags, command->remaining());
     };
   });
 }

@@ -74,7 +74,9 @@ Mesh::Mesh(const ParallelDims& dims, std::shared_ptr<World> world)
 }
 
 Group Mesh::replicas(int tp_begin, int tp_end, const std::vector<int>& pps) const {
-  return world_->group(replica_ranks(dims_, world_->rank(), tp_begin, tp_end, pps));
+  // A channel of its own: what a unit starts goes through a thread, which collectives within a block, over
+  // the same ranks, are better without.
+  return world_->group(replica_ranks(dims_, world_->rank(), tp_begin, tp_end, pps), "units");
 }
 
 Group Mesh::link(int pp, const std::string& purpose) const {

@@ -50,6 +50,16 @@ class Block {
     int64_t saved = 0, work = 0;
   };
   virtual Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const = 0;
+  // What a forward computes and moves on this rank, for T tokens in documents of L.  A backward has twice the
+  // products, 2.5 times the attention (it forms the scores again) and as many bytes.
+  struct Cost {
+    double matmul = 0, attention = 0, head = 0;  // FLOPs: multiply-adds times 2
+    double tp_bytes = 0;                         // that come from tensor-parallel ranks
+    int tp_calls = 0;
+    double tp_again_bytes = 0;  // that come once more for a backward without keep_cheap
+    int tp_again_calls = 0;
+  };
+  virtual Cost cost(int64_t T, int64_t L, int64_t element) const = 0;
 };
 
 }  // namespace titanium

@@ -16,6 +16,16 @@ class DecoderLayer final : public Block {
     const Bytes a = attention_.bytes(T, element, keep_cheap), m = mlp_.bytes(T, element, keep_cheap);
     return {a.saved + m.saved, std::max(a.work, m.work)};
   }
+  Cost cost(int64_t T, int64_t L, int64_t element) const override {
+    const Cost a = attention_.cost(T, L, element), m = mlp_.cost(T, L, element);
+    return {a.matmul + m.matmul,
+            a.attention,
+            0,
+            a.tp_bytes + m.tp_bytes,
+            a.tp_calls + m.tp_calls,
+            a.tp_again_bytes + m.tp_again_bytes,
+            a.tp_again_calls + m.tp_again_calls};
+  }
 
  private:
   AttentionPart attention_;

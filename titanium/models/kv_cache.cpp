@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cstring>
+
 #include "titanium/base/error.h"
 
 namespace titanium {
@@ -9,21 +11,48 @@ namespace titanium {
 KvCache::KvCache(int64_t layers, int64_t slots, int64_t capacity, int64_t K, int64_t H, at::ScalarType dtype)
     : capacity_(capacity), lengths_(slots, 0) {
   for (int64_t layer = 0; layer < layers; ++layer) {
-    k_.push_back(at::empty({slots, capacity, K, H}, at::TensorOptions().dtype(dtype)));
-    v_.push_back(at::empty({slots, capacity, K, H}, at::TensorOptions().dtype(dtype)));
+    k_.push_back(at::empty({slots * capacity, K, H}, at::TensorOptions().dtype(dtype)));
+    v_.push_back(at::empty({slots * capacity, K, H}, at::TensorOptions().dtype(dtype)));
   }
 }
 
-std::pair<at::Tensor, at::Tensor> KvCache::append(int64_t layer, int64_t slot, const at::Tensor& k,
-                                                  const at::Tensor& v) {
-  const int64_t begin = length(slot), T = k.size(0);
-  if (begin + T > capacity_) {
-    throw Bug("KV cache: slot {} holds {} of {} tokens, {} more do not fit", slot, begin, capacity_, T);
+KvCache::View KvCache::append(int64_t layer, const std::vector<int64_t>& slots,
+                              const std::vector<int64_t>& bounds, const at::Tensor& k, const at::Tensor& v) {
+  View view{k_.at(layer), v_.at(layer), {0}, {}};
+  if (k.sizes() != v.sizes() || k.dim() != 3 || k.size(1) != view.k.size(1) || k.size(2) != view.k.size(2) ||
+      k.scalar_type() != view.k.scalar_type() || v.scalar_type() != view.v.scalar_type() ||
+      bounds.size() != slots.size() + 1 || bounds.back() != k.size(0))
+    throw Bug("KV cache: keys or values do not fit");
+  const at::Tensor keys = k.contiguous(), values = v.contiguous();
+  const int64_t row = k.size(1) * k.size(2) * static_cast<int64_t>(k.element_size());
+  // By hand: a decoding step makes thousands of these copies, of a few hundred bytes each.
+  const auto copy = [&](const at::Tensor& from, int64_t token, const at::Tensor& to, int64_t place,
+                        int64_t n) {
+    std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + place * row,
+                static_cast<const char*>(from.const_data_ptr()) + token * row, static_cast<size_t>(n * row));
+  };
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int64_t begin = length(slots[i]), T = bounds[i + 1] - bounds[i];
+    if (begin + T > capacity_) {
+      throw Bug("KV cache: slot {} holds {} of {} tokens, {} more do not fit", slots[i], begin, capacity_, T);
+    }
+    const int64_t start = slots[i] * capacity_;
+    copy(keys, bounds[i], view.k, start + begin, T);
+    copy(values, bounds[i], view.v, start + begin, T);
+    view.starts.push_back(start);
+    view.bounds.push_back(view.bounds.back() + begin + T);
   }
-  const at::Tensor keys = k_.at(layer).select(0, slot), values = v_.at(layer).select(0, slot);
-  keys.narrow(0, begin, T).copy_(k);
-  values.narrow(0, begin, T).copy_(v);
-  return {keys.narrow(0, 0, begin + T), values.narrow(0, 0, begin + T)};
+  return view;
+}
+
+void KvCache::copy(int64_t from, int64_t to, int64_t tokens) {
+  if (from == to || tokens > length(from))
+    throw Bug("KV cache: {} tokens of slot {}, which holds {}, for slot {}", tokens, from, length(from), to);
+  for (const auto* layers : {&k_, &v_}) {
+    for (const at::Tensor& layer : *layers)
+      layer.narrow(0, to * capacity_, tokens).copy_(layer.narrow(0, from * capacity_, tokens));
+  }
+  lengths_.at(to) = tokens;
 }
 
 }  // namespace titanium

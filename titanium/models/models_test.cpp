@@ -114,13 +114,17 @@ TEST(Registry, UnknownFamilyIsRefusedWithTheKnownOnes) {
 TEST(KvCache, SlotsGrowOnTheirOwnAndNeverOverflow) {
   KvCache cache(1, 2, 3, 1, 2, at::kFloat);
   const at::Tensor a = at::ones({2, 1, 2}), b = at::full({1, 1, 2}, 2.0);
-  cache.append(0, 1, a, a);
+  cache.append(0, {1}, {0, 2}, a, a);
   cache.advance(1, 2);
-  const auto [k, v] = cache.append(0, 1, b, b);
-  EXPECT_TRUE(at::equal(k, at::cat({a, b})));
+  const KvCache::View view = cache.append(0, {1, 0}, {0, 1, 3}, at::cat({b, a}), at::cat({a, b}));
+  EXPECT_EQ(view.bounds, (std::vector<int64_t>{0, 3, 5}));
+  EXPECT_EQ(view.starts, (std::vector<int64_t>{3, 0}));
+  EXPECT_TRUE(at::equal(view.k.narrow(0, 3, 3), at::cat({a, b})));
+  EXPECT_TRUE(at::equal(view.v.narrow(0, 0, 2), at::cat({a, b}).narrow(0, 1, 2)));
   EXPECT_EQ(cache.length(0), 0);
   cache.advance(1, 1);
-  EXPECT_THROW(cache.append(0, 1, b, b), Bug);
+  EXPECT_THROW(cache.append(0, {1}, {0, 1}, b, b), Bug);
+  EXPECT_THROW(cache.append(0, {0}, {0, 1}, a, a), Bug);
 }
 
 TEST(ValueHead, TakesThePlaceOfTheVocabulary) {

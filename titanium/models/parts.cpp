@@ -25,6 +25,15 @@ const Weight* Weights::bias(const std::string& name, int64_t width, Split split,
 
 namespace {
 
+// What comes in when T rows of D are put together from, or given back to, all tensor-parallel ranks.
+double from_others(double T, int64_t D, double bytes, const Tp& tp) {
+  return T * static_cast<double>(D) * bytes * (tp.size() - 1) / tp.size();
+}
+// Of a sum over ranks: it stays in fp32 (fp64) until all parts are in.
+double sum_bytes(int64_t element) {
+  return static_cast<double>(std::max<int64_t>(element, 4));
+}
+
 int64_t count(const std::vector<TpPart>& parts, const Tp& tp) {
   return parts[tp.rank()].end - parts[tp.rank()].begin;
 }
@@ -68,15 +77,9 @@ at::Tensor AttentionPart::forward(const at::Tensor& x, const BlockInput& in) con
 
 at::Tensor AttentionPart::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const BlockInput& in) const {
-  if (!in.cache) return attention(q, k, v, {in.bounds, in.bounds, s_.window});
-  std::vector<at::Tensor> parts;
-  for (size_t d = 0; d + 1 < in.bounds.size(); ++d) {
-    const int64_t begin = in.bounds[d], T = in.bounds[d + 1] - begin;
-    const auto [keys, values] =
-        in.cache->append(s_.layer, in.slots[d], k.narrow(0, begin, T), v.narrow(0, begin, T));
-    parts.push_back(attention(q.narrow(0, begin, T), keys, values, {{0, T}, {0, keys.size(0)}, s_.window}));
-  }
-  return parts.size() == 1 ? parts[0] : at::cat(parts);
+  if (!in.cache) return attention(q, k, v, {in.bounds, in.bounds, {}, s_.window});
+  const KvCache::View all = in.cache->append(s_.layer, in.slots, in.bounds, k, v);
+  return attention(q, all.k, all.v, {in.bounds, all.bounds, all.starts, s_.window});
 }
 
 Block::Bytes AttentionPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
@@ -86,6 +89,20 @@ Block::Bytes AttentionPart::bytes(int64_t T, int64_t element, bool keep_cheap) c
   if (s_.qk_norm) saved += T * qkv * element;  // the norms go backward from the plain q and k
   if (keep_cheap) saved += T * s_.D * element;
   return {saved, T * (qkv + s_.D) * element};
+}
+
+Block::Cost AttentionPart::cost(int64_t T, int64_t L, int64_t element) const {
+  const double t = static_cast<double>(T), l = static_cast<double>(std::min(L, T));
+  const double w = s_.window > 0 ? std::min(static_cast<double>(s_.window), l) : l;
+  const double seen = (w * (w + 1) / 2 + (l - w) * w) / l;  // keys of a query, on average
+  Block::Cost cost;
+  cost.matmul = 2.0 * t * s_.D * s_.H * (2 * n_ + 2 * k_);
+  cost.attention = 4.0 * t * seen * n_ * s_.H;
+  cost.tp_again_bytes = from_others(t, s_.D, element, tp_);
+  cost.tp_again_calls = tp_.size() > 1 ? 1 : 0;
+  cost.tp_bytes = from_others(t, s_.D, element, tp_) + from_others(t, s_.D, sum_bytes(element), tp_);
+  cost.tp_calls = tp_.size() > 1 ? 2 : 0;
+  return cost;
 }
 
 MlpPart::MlpPart(int64_t D, int64_t F, double norm_eps, bool bias, Weights w, const Tp& tp)
@@ -119,6 +136,17 @@ Block::Bytes MlpPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
   return {saved, T * (D_ + f_) * element};
 }
 
+Block::Cost MlpPart::cost(int64_t T, int64_t, int64_t element) const {
+  const double t = static_cast<double>(T);
+  Block::Cost cost;
+  cost.matmul = 2.0 * t * D_ * 3 * f_;
+  cost.tp_again_bytes = from_others(t, D_, element, tp_);
+  cost.tp_again_calls = tp_.size() > 1 ? 1 : 0;
+  cost.tp_bytes = from_others(t, D_, element, tp_) + from_others(t, D_, sum_bytes(element), tp_);
+  cost.tp_calls = tp_.size() > 1 ? 2 : 0;
+  return cost;
+}
+
 EmbedBlock::EmbedBlock(int64_t V, int64_t D, Weights w, const Tp& tp) : tp_(tp), D_(D) {
   const std::vector<TpPart> parts = split_vocabulary(V, tp);
   slice_ = tp.vocabulary(parts);
@@ -134,6 +162,10 @@ at::Tensor EmbedBlock::forward(const at::Tensor& x, const BlockInput& in, BlockO
 
 Block::Bytes EmbedBlock::bytes(int64_t T, int64_t element, bool) const {
   return {T * 8, T * D_ * element};
+}
+
+Block::Cost EmbedBlock::cost(int64_t T, int64_t, int64_t element) const {
+  return {0, 0, 0, from_others(static_cast<double>(T), D_, element, tp_), tp_.size() > 1 ? 1 : 0, 0, 0};
 }
 
 HeadBlock::HeadBlock(int64_t V, int64_t D, double norm_eps, const Weight* tied, Weights norm, Weights head,
@@ -159,9 +191,19 @@ at::Tensor HeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOu
 }
 
 Block::Bytes HeadBlock::bytes(int64_t T, int64_t element, bool) const {
-  // A chunk of logits is about 64 MiB, at least one row.
-  const int64_t chunk = std::max<int64_t>(int64_t{64} << 20, v_ * 4);
-  return {T * (2 * D_ * element + 16), std::min(T * v_ * 4, chunk) * 3 / 2};
+  // The normalised rows and their gradient, in fp32 until it is rounded; a group of the vocabulary's rows and
+  // the gradient by its logits (ops/README.md).  In fp32 logits are held where that spares forming them
+  // twice.
+  constexpr int64_t kGroup = 1024, kHeld = int64_t{96} << 20;
+  const int64_t group = std::min(kGroup, v_);
+  const int64_t held = element >= 4 ? std::min(T * v_ * element, kHeld) : 0;
+  return {T * (2 * D_ * element + 16),
+          T * D_ * std::max<int64_t>(element, 4) + (2 * T + 2 * D_) * group * element + held};
+}
+
+Block::Cost HeadBlock::cost(int64_t T, int64_t, int64_t element) const {
+  const double t = static_cast<double>(T);
+  return {0, 0, 2.0 * t * D_ * v_, from_others(t, D_, element, tp_), tp_.size() > 1 ? 2 : 0, 0, 0};
 }
 
 at::Tensor HeadBlock::logits(const at::Tensor& x) const {
@@ -189,6 +231,11 @@ at::Tensor ValueHeadBlock::forward(const at::Tensor& x, const BlockInput& in, Bl
   const at::Tensor mine = at::zeros({x.size(0)}, value.options()).index_copy(0, rows, value);
   out.stats.value = gather_values(mine, tp_);
   return {};
+}
+
+Block::Cost ValueHeadBlock::cost(int64_t T, int64_t, int64_t) const {
+  const double t = static_cast<double>(T);
+  return {0, 0, 2.0 * t / tp_.size() * D_, from_others(t, 1, 4, tp_), tp_.size() > 1 ? 1 : 0, 0, 0};
 }
 
 Block::Bytes ValueHeadBlock::bytes(int64_t T, int64_t element, bool) const {

@@ -45,6 +45,7 @@ class AttentionPart {
   AttentionPart(const AttentionShape& shape, Weights w, const Tp& tp);
   at::Tensor forward(const at::Tensor& x, const BlockInput& in) const;  // [t, D] -> [t, D]
   Block::Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const;
+  Block::Cost cost(int64_t T, int64_t L, int64_t element) const;
 
  private:
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -62,6 +63,7 @@ class MlpPart {
   MlpPart(int64_t D, int64_t F, double norm_eps, bool bias, Weights w, const Tp& tp);
   at::Tensor forward(const at::Tensor& x, const BlockInput& in) const;  // [t, D] -> [t, D]
   Block::Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const;
+  Block::Cost cost(int64_t T, int64_t L, int64_t element) const;
 
  private:
   Tp tp_;
@@ -76,6 +78,7 @@ class EmbedBlock final : public Block {
   EmbedBlock(int64_t V, int64_t D, Weights w, const Tp& tp);
   at::Tensor forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const override;
   Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const override;
+  Cost cost(int64_t T, int64_t L, int64_t element) const override;
   const Weight* weight() const { return weight_; }
 
  private:
@@ -93,6 +96,7 @@ class HeadBlock final : public Block {
             const Tp& tp);
   at::Tensor forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const override;
   Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const override;
+  Cost cost(int64_t T, int64_t L, int64_t element) const override;
   // Rows of the residual stream [R, D], the same on every rank -> [R, V], for sampling.
   at::Tensor logits(const at::Tensor& x) const;
 
@@ -111,6 +115,7 @@ class ValueHeadBlock final : public Block {
   ValueHeadBlock(int64_t D, double norm_eps, Weights norm, Weights head, const Tp& tp);
   at::Tensor forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const override;
   Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const override;
+  Cost cost(int64_t T, int64_t L, int64_t element) const override;
 
  private:
   Tp tp_;

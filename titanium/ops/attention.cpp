@@ -36,7 +36,9 @@ AttentionShape check(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   require(dtype == at::kBFloat16 || dtype == at::kFloat || dtype == at::kDouble, "attention",
           "the dtype must be bfloat16, float32 or float64", q, k);
   check_bounds("q_bounds", spec.q_bounds, q.size(0));
-  check_bounds("k_bounds", spec.k_bounds, k.size(0));
+  const bool starts = !spec.k_starts.empty();
+  check_bounds("k_bounds", spec.k_bounds,
+               starts && !spec.k_bounds.empty() ? spec.k_bounds.back() : k.size(0));
   if (spec.q_bounds.size() != spec.k_bounds.size())
     throw Bug("attention: q_bounds has {} entries and k_bounds {}", spec.q_bounds.size(),
               spec.k_bounds.size());
@@ -44,12 +46,16 @@ AttentionShape check(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
     const int64_t queries = spec.q_bounds[d + 1] - spec.q_bounds[d],
                   keys = spec.k_bounds[d + 1] - spec.k_bounds[d];
     if (queries > keys) throw Bug("attention: document {} has {} queries and only {} keys", d, queries, keys);
+    if (!starts) continue;
+    const int64_t start = d < spec.k_starts.size() ? spec.k_starts[d] : -1;
+    if (start < 0 || start + keys > k.size(0))
+      throw Bug("attention: the {} keys of document {} start at {} of {}", keys, d, start, k.size(0));
   }
   const double scale = spec.scale == 0 ? 1 / std::sqrt(static_cast<double>(q.size(2))) : spec.scale;
   if (!(scale > 0) || !std::isfinite(scale))
     throw Bug("attention: scale must be positive and finite; given {}", scale);
   if (spec.window < 0) throw Bug("attention: window must be positive, or 0 for none; given {}", spec.window);
-  return {q.size(1), k.size(1), q.size(2), spec.q_bounds, spec.k_bounds, spec.window, scale};
+  return {q.size(1), k.size(1), q.size(2), spec.q_bounds, spec.k_bounds, spec.k_starts, spec.window, scale};
 }
 
 // What the kernel takes: dense rows of a multiple of 32 numbers, in fp32 where the CPU does not multiply
@@ -63,6 +69,9 @@ struct Operand {
         padded((H + 31) / 32 * 32),
         dtype(wanted == at::kBFloat16 && !has_bf16_tiles() ? at::kFloat : wanted) {}
 
+  bool takes(const at::Tensor& x) const {
+    return x.scalar_type() == dtype && padded == H && x.is_contiguous();
+  }
   at::Tensor in(const at::Tensor& x) const {
     const at::Tensor wide = x.to(dtype);
     return padded == H ? wide.contiguous() : at::constant_pad_nd(wide, {0, padded - H});
@@ -84,6 +93,14 @@ void by_dtype(at::ScalarType dtype, const F& f) {
   } else {
     f(double());
   }
+}
+
+// The keys (or values) of the documents, one after another.
+at::Tensor seen(const at::Tensor& k, const AttentionSpec& spec) {
+  std::vector<at::Tensor> parts;
+  for (size_t d = 0; d < spec.k_starts.size(); ++d)
+    parts.push_back(k.narrow(0, spec.k_starts[d], spec.k_bounds[d + 1] - spec.k_bounds[d]));
+  return at::cat(parts);
 }
 
 // -> the output [Tq, N, H] in q's dtype and the log-sum-exp [N, Tq].
@@ -140,6 +157,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
                          q.size(2),
                          ctx->saved_data["q_bounds"].toIntVector(),
                          ctx->saved_data["k_bounds"].toIntVector(),
+                         {},
                          ctx->saved_data["window"].toInt(),
                          ctx->saved_data["scale"].toDouble()};
     variable_list result = titanium::backward(q, k, v, saved[3], saved[4], grads[0], std::move(shape));
@@ -153,7 +171,13 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionSpec& spec) {
   AttentionShape shape = check(q, k, v, spec);
-  if (!records({q, k, v})) return forward(q, k, v, std::move(shape)).first;
+  if (!records({q, k, v})) {
+    if (spec.k_starts.empty() || Operand(shape.H, q.scalar_type()).takes(k))
+      return forward(q, k, v, std::move(shape)).first;
+    shape.k_starts.clear();  // a copy is made, so of what is seen alone
+    return forward(q, seen(k, spec), seen(v, spec), std::move(shape)).first;
+  }
+  if (!spec.k_starts.empty()) throw Bug("attention: with k_starts there is no gradient");
   return AttentionFunction::apply(q, k, v, shape);
 }
 

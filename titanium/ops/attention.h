@@ -32,13 +32,15 @@ struct AttentionSpec {
   std::vector<int64_t> q_bounds;  // [D + 1], first query of each document, then T
   std::vector<int64_t> k_bounds;  // [D + 1], the same for keys; the last query of a document sits at its last
                                   // key, so a document may have more keys than queries (a KV cache)
-  int64_t window = 0;             // a query sees the keys with 0 <= q - k < window; 0 = all before it
-  double scale = 0;               // 0 = 1 / sqrt(H)
+  std::vector<int64_t> k_starts;  // [D], where the keys of each document begin in k and v, which may hold
+                                  // more than those (a cache with room to grow); empty: one after another
+  int64_t window = 0;  // a query sees the keys with 0 <= q - k < window; 0 = all before it
+  double scale = 0;    // 0 = 1 / sqrt(H)
 };
 
-// q [Tq, N, H], k and v [Tk, K, H] -> [Tq, N, H].  Query head n uses key head n / (N / K).  No document sees
-// another, and the result of a token does not depend on its neighbours in the pack, to the bit.  Nothing of
-// size Tq x Tk is ever held. Softmax in fp32 (fp64 for fp64).
+// q [Tq, N, H], k and v [Tk, K, H] -> [Tq, N, H].  With k_starts there is no gradient.  Query head n uses key
+// head n / (N / K).  No document sees another, and the result of a token does not depend on its neighbours in
+// the pack, to the bit.  Nothing of size Tq x Tk is ever held. Softmax in fp32 (fp64 for fp64).
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionSpec& spec);
 

@@ -70,7 +70,8 @@ class Layout {
  public:
   explicit Layout(const AttentionShape& shape) : shape_(shape), G(shape.N / shape.K) {
     for (size_t d = 0; d + 1 < shape.q_bounds.size(); ++d) {
-      documents.push_back({shape.q_bounds[d], shape.k_bounds[d], shape.q_bounds[d + 1] - shape.q_bounds[d],
+      const int64_t first_key = shape.k_starts.empty() ? shape.k_bounds[d] : shape.k_starts[d];
+      documents.push_back({shape.q_bounds[d], first_key, shape.q_bounds[d + 1] - shape.q_bounds[d],
                            shape.k_bounds[d + 1] - shape.k_bounds[d], blocks});
       blocks += documents.back().blocks();
     }

@@ -8,6 +8,7 @@ namespace titanium {
 struct AttentionShape {
   int64_t N, K, H;                          // query heads, key heads, head width (a multiple of 32)
   std::vector<int64_t> q_bounds, k_bounds;  // [D + 1]
+  std::vector<int64_t> k_starts;            // [D], or empty: those of k_bounds
   int64_t window;                           // 0 = none
   double scale;                             // > 0
 };

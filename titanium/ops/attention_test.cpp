@@ -268,6 +268,36 @@ TEST_F(Attention, DecodingGivesTheBitsOfThePrefill) {
     }
 }
 
+// Keys of documents that lie in a cache, in any order and with room between them.
+TEST_F(Attention, KeysMayLieApart) {
+  for (const at::ScalarType dtype : kDtypes)
+    for (const Case& c : {Case{9, 3, 64, {1, 5, 1}, {70, 5, 130}}, Case{4, 2, 40, {3, 1}, {3, 64}, 20}}) {
+      const Problem p(c, dtype);
+      AttentionSpec spec = p.spec;
+      int64_t end = 3;
+      for (size_t d = spec.q_bounds.size() - 1; d-- > 0;) {
+        spec.k_starts.insert(spec.k_starts.begin(), end);
+        end += spec.k_bounds[d + 1] - spec.k_bounds[d] + 7;
+      }
+      const auto apart = [&](const at::Tensor& together) {
+        const at::Tensor cache = at::full({end, together.size(1), together.size(2)}, NAN, together.options());
+        for (size_t d = 0; d < spec.k_starts.size(); ++d) {
+          const int64_t n = spec.k_bounds[d + 1] - spec.k_bounds[d];
+          cache.narrow(0, spec.k_starts[d], n).copy_(together.narrow(0, spec.k_bounds[d], n));
+        }
+        return cache;
+      };
+      EXPECT_TRUE(same(attention(p.q, apart(p.k), apart(p.v), spec), attention(p.q, p.k, p.v, p.spec)))
+          << at::toString(dtype);
+      const at::Tensor leaf = p.q.detach().clone().requires_grad_();
+      EXPECT_THROW(attention(leaf, apart(p.k), apart(p.v), spec), Bug);
+      spec.k_starts[0] = end;
+      EXPECT_THROW(attention(p.q, apart(p.k), apart(p.v), spec), Bug);
+      spec.k_starts.pop_back();
+      EXPECT_THROW(attention(p.q, apart(p.k), apart(p.v), spec), Bug);
+    }
+}
+
 TEST_F(Attention, ThreadsDoNotChangeABit) {
   for (const at::ScalarType dtype : kDtypes)
     for (const Case& c : {Case{6, 2, 64, {900, 40, 333}, {}}, Case{8, 8, 32, {128, 5}, {300, 5}, 50}}) {

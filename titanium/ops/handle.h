@@ -7,6 +7,8 @@
 
 namespace titanium {
 
+class PackedWeight;  // products.h
+
 class Handle {
  public:
   virtual ~Handle() = default;
@@ -14,6 +16,10 @@ class Handle {
   // The weight as it is now, in the compute dtype.  Valid until the next `reshard` of its unit: use it, drop
   // it. Bug when the unit is not gathered.
   virtual at::Tensor value() const = 0;
+
+  // The same, packed for products with it from the left; null where its owner keeps no such copy.  Valid as
+  // long.
+  virtual const PackedWeight* packed() const { return nullptr; }
 
   // False when frozen: an op then skips the weight gradient altogether.
   virtual bool trainable() const = 0;

@@ -8,6 +8,7 @@
 #include "titanium/ops/gemm.h"
 #include "titanium/ops/graph.h"
 #include "titanium/ops/head_rows.h"
+#include "titanium/ops/linear_logprob.h"
 #include "titanium/ops/products.h"
 
 namespace titanium {
@@ -325,7 +326,6 @@ at::Tensor nll_of_chunks(const HeadTokens& rows, const Handle& weight, const at:
 
 at::Tensor local_logits(const at::Tensor& x, const at::Tensor& weight) {
   if (x.scalar_type() != at::kBFloat16) return at::mm(x, weight.t());
-  if (x.size(0) <= 4) return few_dots(x, weight);
   const at::Tensor w = by_rows(weight), from = by_rows(x);
   const int64_t V = w.size(0);
   const at::Tensor out = at::empty({x.size(0), V}, at::dtype(at::kFloat));
@@ -364,6 +364,15 @@ int64_t chunk_rows(const HeadTokens& rows, int64_t V) {
 
 }  // namespace
 
+float logprob_of_row(const float* logits, int64_t V, int64_t label, float temperature) {
+  RowSums sums;
+  const float scale = 1 / temperature;
+  for (int64_t first = 0; first < V; first += kGroup)
+    add_logits(logits + first, std::min(kGroup, V - first), scale, false, &sums);
+  const float target = logits[label] * scale;
+  return static_cast<float>(target - (sums.max + std::log(sums.sum)));
+}
+
 HeadValues head_forward(const HeadTokens& rows, const at::Tensor& weight, bool moments) {
   const at::Tensor w = by_rows(weight);
   HeadValues out;
@@ -400,8 +409,9 @@ at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tens
   return dx;
 }
 
-at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight, const VocabSlice* slice) {
-  const at::Tensor mine = local_logits(x, weight);
+at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight, const PackedWeight* packed,
+                       const VocabSlice* slice) {
+  const at::Tensor mine = packed != nullptr ? wide_times_transposed(x, *packed) : local_logits(x, weight);
   if (slice == nullptr) return mine;
   const at::Tensor counts = slice->gather(at::full({1}, mine.size(1), at::kLong)).flatten();
   const at::Tensor padded = at::constant_pad_nd(mine, {0, counts.max().item<int64_t>() - mine.size(1)});

@@ -44,6 +44,7 @@ at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tens
 
 // x [T, D], weight [V, D] -> [T, V] in the statistics' dtype; of the whole vocabulary where the weight is a
 // slice.
-at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight, const VocabSlice* slice = nullptr);
+at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight, const PackedWeight* packed = nullptr,
+                       const VocabSlice* slice = nullptr);
 
 }  // namespace titanium

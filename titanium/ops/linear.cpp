@@ -23,11 +23,13 @@ at::Tensor linear_forward(const at::Tensor& x, const Handle& weight, const Handl
     require(b.dim() == 1 && b.size(0) == w.size(0) && b.scalar_type() == w.scalar_type(), "linear",
             "the bias is [O], in the dtype of the weight", b, w);
   }
+  const PackedWeight* packed = weight.packed();
   const at::Tensor sum = rows == nullptr ? at::Tensor() : rows->scatter(wide_times_transposed(x, w));
   if (residual.defined())
     require(residual.dim() == 2 && residual.size(0) == (rows == nullptr ? x : sum).size(0) &&
                 residual.size(1) == w.size(0) && residual.scalar_type() == x.scalar_type(),
             "linear", "the residual is [T, O], in the dtype of x", residual, w);
+  if (rows == nullptr && packed != nullptr) return times_transposed(x, *packed, b, residual);
   return rows == nullptr ? times_transposed(x, w, b, residual) : round_sum(sum, x.scalar_type(), b, residual);
 }
 

@@ -188,7 +188,7 @@ at::Tensor logits(const at::Tensor& x, const Handle& weight, const VocabSlice* s
   const at::Tensor w = weight.value();
   require(x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type(),
           "logits", "x is [T, D] and the weight [V, D], of one dtype", x, w);
-  return head_logits(x, w, slice);
+  return head_logits(x, w, weight.packed(), slice);
 }
 
 }  // namespace titanium

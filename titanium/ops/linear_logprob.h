@@ -47,4 +47,8 @@ WeightedNll weighted_nll(const at::Tensor& x, const Handle& weight, const at::Te
 // Logits of few rows, for sampling: x [T, D] -> [T, V] in fp32 (fp64), of the whole vocabulary.
 at::Tensor logits(const at::Tensor& x, const Handle& weight, const VocabSlice* slice = nullptr);
 
+// The log-prob of a label from such a row [V], the bits that linear_logprob gives in bf16 for the whole
+// vocabulary.
+float logprob_of_row(const float* logits, int64_t V, int64_t label, float temperature);
+
 }  // namespace titanium

@@ -3,6 +3,8 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include "titanium/ops/linear_logprob.h"
+#include "titanium/ops/products.h"
 #include "titanium/ops/test_handle.h"
 #include "titanium/ops/test_tensors.h"
 
@@ -146,15 +148,36 @@ TEST(Linear, SameBitsForAnyThreads) {
     }
 }
 
-// A token's result does not depend on its neighbours in the pack (design D5).
+// A token's result does not depend on its neighbours in the pack (design D5), nor on whether the weight was
+// packed before.
 TEST(Linear, Bf16RowsAreIndependent) {
   at::manual_seed(9);
   const at::AutoGradMode off(false);
-  const at::Tensor x = at::randn({300, 96}).to(at::kBFloat16);
-  const TestHandle weight(at::randn({130, 96}).to(at::kBFloat16));
-  const at::Tensor all = linear(x, weight);
-  for (const auto& [first, n] : std::vector<std::pair<int64_t, int64_t>>{{0, 17}, {70, 100}, {299 - 64, 65}})
-    EXPECT_TRUE(at::equal(linear(x.narrow(0, first, n), weight), all.narrow(0, first, n))) << first;
+  for (const int64_t width : {96, 51, 1100}) {
+    const at::Tensor x = at::randn({300, width}).to(at::kBFloat16),
+                     r = at::randn({300, 130}).to(at::kBFloat16);
+    TestHandle weight(at::randn({130, width}).to(at::kBFloat16)), bias(at::randn({130}).to(at::kBFloat16));
+    const at::Tensor all = linear(x, weight, &bias, r), logits_of_all = logits(x, weight);
+    for (const bool packed : {false, true}) {
+      if (packed) weight.pack = std::make_shared<const PackedWeight>(weight.tensor);
+      for (const auto& [first, n] : std::vector<std::pair<int64_t, int64_t>>{{0, 300},
+                                                                             {0, 17},
+                                                                             {70, 100},
+                                                                             {299 - 64, 65},
+                                                                             {5, 1},
+                                                                             {7, 2},
+                                                                             {64, 3},
+                                                                             {1, 4},
+                                                                             {3, 5},
+                                                                             {9, 16}}) {
+        const at::Tensor rows = x.narrow(0, first, n);
+        EXPECT_TRUE(at::equal(linear(rows, weight, &bias, r.narrow(0, first, n)), all.narrow(0, first, n)))
+            << width << " " << first << " " << n << packed;
+        EXPECT_TRUE(at::equal(logits(rows, weight), logits_of_all.narrow(0, first, n)))
+            << width << " " << first << " " << n << packed;
+      }
+    }
+  }
 }
 
 TEST(Embedding, ForwardAndGradient) {

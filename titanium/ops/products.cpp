@@ -9,8 +9,7 @@
 namespace titanium {
 namespace {
 
-constexpr int64_t kFewRows = 4;  // up to here a pass over w as it lies beats packing it
-constexpr int64_t kGrain = 16;   // rows a thread takes at least
+constexpr int64_t kGrain = 16;  // rows a thread takes at least
 
 // out [width] = sums (+ bias) (+ residual), each rounded once.
 template <typename S>
@@ -43,25 +42,6 @@ TITANIUM_CLONES void finish(int64_t rows, int64_t width, const float* sums, int6
 }
 
 using Half = at::BFloat16;
-
-// out[o] = the dot product of x [width] and row o of w, for rows [first, last) of w.
-TITANIUM_CLONES void dot_rows(int64_t first, int64_t last, int64_t width, const Half* x, const Half* w,
-                              int64_t stride, float* out) {
-  for (int64_t o = first; o < last; ++o) {
-    const Half* row = w + o * stride;
-    Vector<float> sum[2] = {};
-    int64_t i = 0;
-    for (; i + 32 <= width; i += 32) {
-      sum[0] += load_wide(x + i) * load_wide(row + i);
-      sum[1] += load_wide(x + i + 16) * load_wide(row + i + 16);
-    }
-    float total = 0;
-    for (; i < width; ++i) total += static_cast<float>(x[i]) * static_cast<float>(row[i]);
-    const Vector<float> both = sum[0] + sum[1];
-    for (int lane = 0; lane < 16; ++lane) total += both[lane];
-    out[o] = total;
-  }
-}
 
 const Half* half_data(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr<Half>() : nullptr;
@@ -119,20 +99,37 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Run& run) {
   });
 }
 
+// run(x, right) of bf16, in the blocks that right has.
+template <typename Run>
+at::Tensor with_left(const at::Tensor& x, const std::variant<Right<Half>, Right<float>>& blocks,
+                     const Run& run) {
+  const at::Tensor a = by_rows(x);
+  return std::visit(
+      [&]<typename P>(const Right<P>& right) {
+        require(a.dim() == 2 && a.size(1) == right.K && a.scalar_type() == at::kBFloat16, "PackedWeight",
+                "x is [T, I] in bf16, as wide as w", a, {});
+        return run(Left<P>(Rows<Half>(a)), right);
+      },
+      blocks);
+}
+
+// A Right of w^T, every block filled.
+template <typename P>
+Right<P> pack_transposed_weight(const at::Tensor& w) {
+  Right<P> right(w.size(1), w.size(0));
+  for_blocks(right.blocks, [&](int64_t n) { right.fill_transposed(n, Rows<Half>(w)); });
+  return right;
+}
+
+std::variant<Right<Half>, Right<float>> pack_weight(const at::Tensor& w) {
+  require(w.dim() == 2 && w.scalar_type() == at::kBFloat16, "PackedWeight", "w is [O, I] in bf16", w, {});
+  if (has_bf16_tiles()) return pack_transposed_weight<Half>(by_rows(w));
+  return pack_transposed_weight<float>(by_rows(w));
+}
+
 }  // namespace
 
-at::Tensor few_dots(const at::Tensor& x, const at::Tensor& w) {
-  const at::Tensor a = by_rows(x), b = by_rows(w);
-  const int64_t T = a.size(0), O = b.size(0);
-  const at::Tensor out = at::empty({T, O}, at::dtype(at::kFloat));
-  float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, O, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t t = 0; t < T; ++t)
-      dot_rows(begin, end, b.size(1), a.const_data_ptr<Half>() + t * a.stride(0), b.const_data_ptr<Half>(),
-               b.stride(0), to + t * O);
-  });
-  return out;
-}
+PackedWeight::PackedWeight(const at::Tensor& w) : blocks_(pack_weight(w)) {}
 
 at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                             const at::Tensor& residual) {
@@ -144,14 +141,21 @@ at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::
   }
   const at::Tensor a = by_rows(x), b = by_rows(w), more = residual.defined() ? by_rows(residual) : residual;
   const at::Tensor offset = bias.defined() ? bias.contiguous() : bias;
-  if (a.size(0) <= kFewRows) {
-    const at::Tensor sums = few_dots(a, b), out = at::empty(sums.sizes(), a.options());
-    finish(a.size(0), b.size(0), sums.const_data_ptr<float>(), b.size(0), half_data(offset), half_data(more),
-           more.defined() ? more.stride(0) : 0, out.mutable_data_ptr<Half>(), b.size(0));
-    return out;
-  }
   return product_transposed(
       a, b, [&](const auto& left, const auto& right) { return finish_product(left, right, offset, more); });
+}
+
+at::Tensor times_transposed(const at::Tensor& x, const PackedWeight& w, const at::Tensor& bias,
+                            const at::Tensor& residual) {
+  const at::Tensor more = residual.defined() ? by_rows(residual) : residual;
+  return with_left(x, w.blocks_, [&](const auto& left, const auto& right) {
+    return finish_product(left, right, bias.defined() ? bias.contiguous() : bias, more);
+  });
+}
+
+at::Tensor wide_times_transposed(const at::Tensor& x, const PackedWeight& w) {
+  return with_left(x, w.blocks_,
+                   [](const auto& left, const auto& right) { return wide_product(left, right); });
 }
 
 at::Tensor times(const at::Tensor& g, const at::Tensor& w) {
@@ -162,7 +166,6 @@ at::Tensor times(const at::Tensor& g, const at::Tensor& w) {
 
 at::Tensor wide_times_transposed(const at::Tensor& x, const at::Tensor& w) {
   if (x.scalar_type() != at::kBFloat16) return at::mm(x, w.t());
-  if (x.size(0) <= kFewRows) return few_dots(x, w);
   return product_transposed(by_rows(x), by_rows(w),
                             [](const auto& left, const auto& right) { return wide_product(left, right); });
 }

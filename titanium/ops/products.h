@@ -3,10 +3,31 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <variant>
+
+#include "titanium/ops/gemm.h"
+#include "titanium/ops/handle.h"
+
 namespace titanium {
+
+// A bf16 matrix w [O, I] in the blocks that x w^T multiplies: for many products with few rows each, which
+// would else spend their time on making them.
+class PackedWeight {
+ public:
+  explicit PackedWeight(const at::Tensor& w);
+
+ private:
+  friend at::Tensor times_transposed(const at::Tensor&, const PackedWeight&, const at::Tensor&,
+                                     const at::Tensor&);
+  friend at::Tensor wide_times_transposed(const at::Tensor&, const PackedWeight&);
+  std::variant<Right<at::BFloat16>, Right<float>> blocks_;
+};
 
 // x [T, I], w [O, I] -> x w^T (+ bias [O]) (+ residual [T, O])  [T, O].  Rounded once, at the end.
 at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias = {},
+                            const at::Tensor& residual = {});
+
+at::Tensor times_transposed(const at::Tensor& x, const PackedWeight& w, const at::Tensor& bias = {},
                             const at::Tensor& residual = {});
 
 // g [T, O], w [O, I] -> g w  [T, I].
@@ -14,14 +35,11 @@ at::Tensor times(const at::Tensor& g, const at::Tensor& w);
 
 // The same two in the statistics' dtype, not rounded: this rank's part of a sum over ranks.
 at::Tensor wide_times_transposed(const at::Tensor& x, const at::Tensor& w);
+at::Tensor wide_times_transposed(const at::Tensor& x, const PackedWeight& w);
 at::Tensor wide_times(const at::Tensor& g, const at::Tensor& w);
 
 // Such a sum [T, O] (+ bias [O]) (+ residual [T, O]) in `dtype`, rounded once, as times_transposed does.
 at::Tensor round_sum(const at::Tensor& sum, at::ScalarType dtype, const at::Tensor& bias = {},
                      const at::Tensor& residual = {});
-
-// x [T, I], w [O, I], bf16 -> x w^T  [T, O] in fp32, not rounded to bf16; fast for the few rows of a decoding
-// step.
-at::Tensor few_dots(const at::Tensor& x, const at::Tensor& w);
 
 }  // namespace titanium

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <vector>
 
 #include "titanium/base/error.h"
@@ -23,6 +24,7 @@ class TestHandle : public Handle {
     if (!tensor.defined()) throw Bug("the weight is not gathered");
     return tensor;
   }
+  const PackedWeight* packed() const override { return pack.get(); }
   bool trainable() const override { return is_trainable; }
   void accumulate(std::function<void(const at::Tensor& sink)> add) const override {
     if (!is_trainable) return;
@@ -40,6 +42,7 @@ class TestHandle : public Handle {
   }
 
   at::Tensor tensor, sink;
+  std::shared_ptr<const PackedWeight> pack;  // of `tensor`, for tests that want it
   bool is_trainable;
   bool deferred = false;
   mutable std::vector<std::function<void(const at::Tensor&)>> queue;

@@ -14,6 +14,8 @@ void SamplingOptions::check() const {
   }
   if (top_k < 0) throw BadConfig("top_k = {}: must be 0 (all tokens) or positive", top_k);
   if (!(top_p > 0 && top_p <= 1)) throw BadConfig("top_p = {}: must be in (0, 1]", top_p);
+  if (max_sequences < 0)
+    throw BadConfig("max_sequences = {}: must be 0 (all prompts at once) or positive", max_sequences);
   if (max_new_tokens < 1) throw BadConfig("max_new_tokens = {}: must be at least 1", max_new_tokens);
 }
 

@@ -13,6 +13,7 @@ struct SamplingOptions {
   double top_p = 1;        // smallest set of tokens whose probability reaches it
   uint64_t seed = 0;
   int64_t max_new_tokens = 128;
+  int64_t max_sequences = 0;      // decoded at once, the next prompt as soon as one ends; 0: all
   std::vector<int64_t> stop_ids;  // a token of these ends the sequence, and is its last
 
   void check() const;  // BadConfig names the option, what was given and what is allowed

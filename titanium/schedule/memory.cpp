@@ -23,7 +23,8 @@ void raise(MemoryUse& peak, const MemoryUse& now) {
 
 }  // namespace
 
-MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const PlanBytes& bytes) {
+MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const PlanBytes& bytes,
+                               std::vector<MemoryUse>* over_plan) {
   const ModelPart& part = task.part;
   if (bytes.blocks.size() != part.blocks.size() || bytes.units.size() != part.units.size()) {
     throw Bug("plan memory: bytes of {} blocks and {} units given for {} and {}", bytes.blocks.size(),
@@ -111,6 +112,7 @@ MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const Pla
         break;
     }
     raise(estimate.peak, now);
+    if (over_plan != nullptr) over_plan->push_back(now);
     estimate.host = std::max(estimate.host, host);
     if (estimate.action < 0 || now.total() > estimate.at_peak.total()) {
       estimate.at_peak = now;

@@ -43,7 +43,9 @@ struct MemoryEstimate {
   int64_t host = 0;     // highest number of bytes offloaded
 };
 
-// The plan has passed check().  Bug when the byte counts do not fit the task.
-MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const PlanBytes& bytes);
+// The plan has passed check().  `over_plan`, if given: what is held while each action runs.  Bug when the
+// byte counts do not fit the task.
+MemoryEstimate simulate_memory(const Plan& plan, const PlanTask& task, const PlanBytes& bytes,
+                               std::vector<MemoryUse>* over_plan = nullptr);
 
 }  // namespace titanium

@@ -86,6 +86,16 @@ bool ParamStore::whole() const {
   return std::all_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->whole(); });
 }
 
+UnitSize ParamStore::size_of(const UnitPlace& place) const {
+  const int tp = place.weights[0]->tp();
+  const TpPart& part = place.weights[0]->parts()[tp];
+  const ParallelDims& dims = mesh().dims();
+  const int replicas = dims.dp_shard * dims.cp * (part.holders_end - part.holders_begin) *
+                       std::max<int>(1, static_cast<int>(place.pps.size()));
+  const UnitLayout layout(place.weights, tp, replicas);
+  return {layout.numel, layout.part, replicas};
+}
+
 std::vector<Slice> ParamStore::slices_of(const Coordinates& at) const {
   struct Lies {  // a weight, in the unit as that rank has it
     int64_t offset, first, part;

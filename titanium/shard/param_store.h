@@ -51,6 +51,12 @@ struct UnitPlace {
   Unit* unit = nullptr;     // null where this rank has none of them
 };
 
+// A unit as a tensor-parallel coordinate has it: elements of the whole and of each rank, and its ranks.
+struct UnitSize {
+  int64_t numel, part;
+  int replicas;
+};
+
 class ParamStore {
  public:
   // Allocates the masters (zeroed) of this rank's weights and places them.
@@ -60,6 +66,7 @@ class ParamStore {
   Unit& unit(int index) const { return *units_.at(index); }
   std::vector<int> units_of_block(int block) const { return block_units_.at(block); }
   const std::vector<UnitPlace>& places() const { return places_; }
+  UnitSize size_of(const UnitPlace& place) const;  // for this rank's coordinate, on whichever ranks it is
   const WeightTable& table() const { return table_; }
   const StoreDtypes& dtypes() const { return options_.dtypes; }
   const Mesh& mesh() const { return options_.mesh; }

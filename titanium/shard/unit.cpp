@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "titanium/base/error.h"
+#include "titanium/ops/products.h"
 
 namespace titanium {
 
@@ -50,6 +51,7 @@ void Unit::reshard(bool keep_memory) {
   gathering_.wait();
   gathered_ = false;
   if (keep_memory) return;
+  packed_.clear();
   if (compute_.defined() && !shows_masters()) pool_->give_back(std::move(compute_));
   compute_.reset();
   fresh_ = false;
@@ -60,8 +62,23 @@ void Unit::abandon() noexcept {
   reducing_ = Pending();
   gathered_ = false;
   if (whole()) return;
+  packed_.clear();
   compute_.reset();
   fresh_ = false;
+}
+
+void Unit::keep_packed(bool keep) {
+  keeps_packed_ = keep && dtypes_.compute == at::kBFloat16;
+}
+
+const PackedWeight* Unit::packed(int64_t offset, const std::vector<int64_t>& shape) const {
+  if (shape.size() != 2) return nullptr;
+  const auto found = packed_.find({offset, shape[0]});
+  if (found != packed_.end()) return found->second.get();
+  if (!keeps_packed_) return nullptr;
+  auto& packed = packed_[{offset, shape[0]}];
+  packed = std::make_shared<const PackedWeight>(view(offset, shape));
+  return packed.get();
 }
 
 at::Tensor Unit::cast_to_write() const {

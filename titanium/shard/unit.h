@@ -1,6 +1,7 @@
 // A unit: the weights of a block that are gathered and reduced together, as one flat buffer (design D3).
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,9 +79,17 @@ class Unit {
     finish_reduce();
   }
 
+  // Whether a matrix is packed when an op first asks for that.  It stays so until the unit is written or its
+  // memory is given back: as much memory again.  In bf16 alone; in other dtypes there is no such copy.
+  void keep_packed(bool keep);
+  const PackedWeight* packed(int64_t offset, const std::vector<int64_t>& shape) const;
+
   // The masters changed, so the cast is stale; unless the writer made it anew in the same pass.  Said on
   // every rank of the group, also where the rank's part did not change.
-  void written(bool cast_too = false) { fresh_ = cast_too; }
+  void written(bool cast_too = false) {
+    fresh_ = cast_too;
+    packed_.clear();
+  }
   // The cast of this rank's part, flat, for such a writer; undefined where unshard does more than to cast
   // (other ranks), makes no cast, or has no memory for it now.
   at::Tensor cast_to_write() const;
@@ -109,6 +118,9 @@ class Unit {
   at::Tensor partial_;  // [numel] contributions that are not reduced yet; undefined where there are none
   at::Tensor grad_;     // [part]
   Pending gathering_, reducing_;
+  // By offset and rows; while keeps_packed_.
+  mutable std::map<std::pair<int64_t, int64_t>, std::shared_ptr<const PackedWeight>> packed_;
+  bool keeps_packed_ = false;
   bool gathered_ = false;
   bool fresh_ = false;  // compute_ holds, or is getting, the masters as they are
 };

@@ -39,6 +39,9 @@ void Weight::place(Unit* unit, int64_t offset) {
 at::Tensor Weight::value() const {
   return unit_->view(offset_, local_shape());
 }
+const PackedWeight* Weight::packed() const {
+  return unit_->packed(offset_, local_shape());
+}
 bool Weight::trainable() const {
   return unit_->trainable();
 }
@@ -67,6 +70,10 @@ at::Tensor StackedRows::value() const {
   std::vector<at::Tensor> values;
   for (const Weight* part : parts_) values.push_back(part->value());
   return at::cat(values);
+}
+
+const PackedWeight* StackedRows::packed() const {
+  return dense() ? parts_[0]->unit().packed(parts_[0]->offset(), shape()) : nullptr;
 }
 
 bool StackedRows::trainable() const {

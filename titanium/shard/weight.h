@@ -45,6 +45,7 @@ class Weight final : public Handle {
 
   // Of this rank's part, [local_shape].
   at::Tensor value() const override;
+  const PackedWeight* packed() const override;  // where the unit keeps them
   bool trainable() const override;
   void accumulate(std::function<void(const at::Tensor&)> add) const override;
 
@@ -84,6 +85,7 @@ class StackedRows final : public Handle {
  public:
   explicit StackedRows(std::vector<const Weight*> parts) : parts_(std::move(parts)) {}
   at::Tensor value() const override;
+  const PackedWeight* packed() const override;  // null where there are gaps
   bool trainable() const override;
   void accumulate(std::function<void(const at::Tensor&)> add) const override;
 

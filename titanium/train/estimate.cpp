@@ -2,10 +2,117 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "titanium/report/format.h"
-#include "titanium/schedule/memory.h"
+#include "titanium/schedule/plan.h"
 
 namespace titanium {
+namespace {
+
+std::string shown(double n) {
+  return human_bytes(static_cast<uint64_t>(n));
+}
+
+int64_t size_of(at::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+// A unit as this rank's tensor-parallel coordinate has it, on any pipeline rank.
+struct UnitFacts {
+  bool trainable;
+  int64_t numel, part;
+  int replicas, replicate;
+  bool whole() const { return replicas == 1; }
+  double from_others() const { return static_cast<double>(numel) * (replicas - 1) / replicas; }
+  bool adds_in_place() const { return whole() && replicate == 1; }
+};
+
+std::vector<UnitFacts> units_of(const TrainStep& step, size_t rank) {
+  const ParamStore& store = step.store();
+  std::vector<UnitFacts> facts;
+  for (const int32_t unit : step.parts()[rank].units) {
+    const UnitPlace& place = store.places()[unit];
+    const UnitSize size = store.size_of(place);
+    facts.push_back(
+        {place.trainable, size.numel, size.part, size.replicas, store.mesh().dims().dp_replicate});
+  }
+  return facts;
+}
+
+int64_t stream_bytes(const TrainStep& step, const StepShape& shape) {
+  return shape.tokens / step.store().mesh().tp().size() * step.model().config.hidden_size *
+         size_of(step.store().dtypes().compute);
+}
+
+PlanBytes plan_bytes(const TrainStep& step, size_t rank, const StepShape& shape) {
+  const StoreDtypes& dtypes = step.store().dtypes();
+  PlanBytes bytes;
+  for (const int32_t block : step.parts()[rank].blocks) {
+    const Block::Bytes b =
+        step.model().blocks[block]->bytes(shape.tokens, size_of(dtypes.compute), step.options().keep_cheap);
+    bytes.blocks.push_back({.input = stream_bytes(step, shape),
+                            .saved = b.saved,
+                            .forward_work = b.work,
+                            .backward_work = 2 * b.work});
+  }
+  for (const UnitFacts& unit : units_of(step, rank)) {
+    const bool shows_masters = unit.whole() && dtypes.param == dtypes.compute;
+    bytes.units.push_back(
+        {.weights = shows_masters ? 0 : unit.numel * size_of(dtypes.compute),
+         .gradient = unit.trainable && !unit.adds_in_place() ? unit.numel * size_of(dtypes.reduce) : 0});
+  }
+  return bytes;
+}
+
+bool starts(const Action& action) {
+  return action.half != Half::kWait;
+}
+
+AxisBytes axis_bytes(const TrainStep& step, size_t rank, const Plan& plan, const StepShape& shape) {
+  const StoreDtypes& dtypes = step.store().dtypes();
+  const std::vector<UnitFacts> units = units_of(step, rank);
+  const auto stream = static_cast<double>(stream_bytes(step, shape));
+  AxisBytes bytes;
+  for (const Action& a : plan) {
+    switch (a.kind) {
+      case Kind::kUnshard:
+        if (starts(a)) bytes.dp_shard += units[a.unit].from_others() * size_of(dtypes.compute);
+        break;
+      case Kind::kReduce:
+        if (!starts(a)) break;
+        bytes.dp_shard += units[a.unit].from_others() * size_of(dtypes.reduce);
+        bytes.dp_replicate += 2.0 * static_cast<double>(units[a.unit].part) * (units[a.unit].replicate - 1) /
+                              units[a.unit].replicate * size_of(dtypes.reduce);
+        break;
+      case Kind::kForward:
+      case Kind::kRecompute:
+      case Kind::kBackward:
+      case Kind::kBackwardInput: {
+        const Block::Cost cost = step.model().blocks[step.parts()[rank].blocks[a.block]]->cost(
+            shape.tokens, shape.document, size_of(dtypes.compute));
+        const bool again =
+            a.kind != Kind::kForward && a.kind != Kind::kRecompute && !step.options().keep_cheap;
+        bytes.tp += cost.tp_bytes + (again ? cost.tp_again_bytes : 0);
+        break;
+      }
+      case Kind::kRecvInput:
+      case Kind::kRecvOutputGrad:
+        if (starts(a)) bytes.pp += stream;
+        break;
+      default:
+        break;
+    }
+  }
+  return bytes;
+}
+
+int64_t state_bytes(const Optimizer& optimizer, const StoreDtypes& dtypes) {
+  const at::ScalarType state = dtypes.param == at::kDouble ? at::kDouble : optimizer.options().state_dtype;
+  return size_of(state) * static_cast<int64_t>(optimizer.state_names().size());
+}
+
+}  // namespace
 
 std::string RunMemory::text() const {
   const auto bytes = [](int64_t n) { return human_bytes(static_cast<uint64_t>(n)); };
@@ -16,37 +123,104 @@ std::string RunMemory::text() const {
       bytes(recompute), bytes(work));
 }
 
-RunMemory estimate_memory(TrainStep& step, const Optimizer& optimizer, int64_t tokens) {
+std::string AxisBytes::text() const {
+  return fmt::format("dp_shard {}, dp_replicate {}, tp {}, pp {}", shown(dp_shard), shown(dp_replicate),
+                     shown(tp), shown(pp));
+}
+
+StepShape step_shape(const TrainingConfig& config, const ParallelDims& dims) {
+  const int64_t tokens =
+      config.global_batch_tokens > 0 ? config.global_batch_tokens : config.global_batch_size * config.seq_len;
+  const int64_t data = int64_t{dims.dp_replicate} * dims.dp_shard, budget = config.max_tokens_per_microbatch;
+  const int64_t documents = std::max<int64_t>(1, budget / config.seq_len);  // in a micro-batch
+  const int64_t of_rank = (tokens + data - 1) / data;
+  const int64_t per_micro_batch = config.seq_len <= budget ? documents * config.seq_len : budget;
+  return {budget, std::min(config.seq_len, budget),
+          static_cast<int32_t>(
+              std::clamp<int64_t>((of_rank + per_micro_batch - 1) / per_micro_batch, 1, 1 << 20))};
+}
+
+StepEstimate estimate_step(const TrainStep& step, const Optimizer& optimizer, const StepShape& shape) {
+  StepEstimate estimate;
+  estimate.tasks = step.tasks(shape.micro_batches, /*forward_only=*/false);
+  estimate.plans = estimate.tasks.size() == 1
+                       ? std::vector<Plan>{make_plan(estimate.tasks[0], step.options().plan)}
+                       : make_plans(estimate.tasks, step.options().plan);
   const StoreDtypes& dtypes = step.store().dtypes();
-  const auto element = static_cast<int64_t>(c10::elementSize(dtypes.compute));
-  const int64_t stream = tokens / step.store().mesh().tp().size() * step.model().config.hidden_size * element;
-  PlanBytes bytes;
-  for (const int32_t block : step.part().blocks) {
-    const Block::Bytes b = step.model().blocks[block]->bytes(tokens, element, step.options().keep_cheap);
-    bytes.blocks.push_back(
-        {.input = stream, .saved = b.saved, .forward_work = b.work, .backward_work = 2 * b.work});
+  for (size_t rank = 0; rank < estimate.plans.size(); ++rank) {
+    StepEstimate::Rank r;
+    int64_t gradients = 0;  // kept between plans, to add to and to clip
+    for (const UnitFacts& unit : units_of(step, rank)) {
+      r.memory.masters += unit.part * size_of(dtypes.param);
+      if (!unit.trainable) continue;
+      gradients += unit.part * size_of(dtypes.reduce);
+      r.memory.optimizer += unit.part * state_bytes(optimizer, dtypes);
+    }
+    const MemoryUse peak = simulate_memory(estimate.plans[rank], estimate.tasks[rank],
+                                           plan_bytes(step, rank, shape), &r.over_plan)
+                               .at_peak;
+    r.memory.weights = peak.weights;
+    r.memory.gradients = gradients + peak.gradients;
+    r.memory.activations = peak.activations;
+    r.memory.recompute = peak.recompute;
+    r.memory.work = peak.work;
+    r.always = r.memory.masters + r.memory.optimizer + gradients;
+    r.bytes = axis_bytes(step, rank, estimate.plans[rank], shape);
+    estimate.ranks.push_back(std::move(r));
   }
-  RunMemory memory;
-  for (const auto& unit : step.store().units()) {
-    memory.masters += unit->shard().numel() * static_cast<int64_t>(c10::elementSize(dtypes.param));
-    const int64_t gradient =
-        unit->trainable() ? unit->numel() * static_cast<int64_t>(c10::elementSize(dtypes.reduce)) : 0;
-    memory.gradients += gradient;  // kept between plans, to add to and to clip
-    bytes.units.push_back({.weights = unit->bytes_gathered(), .gradient = 0});
+  return estimate;
+}
+
+std::vector<PlanCosts> estimate_costs(const TrainStep& step, const Optimizer& optimizer,
+                                      const StepEstimate& estimate, const StepShape& shape,
+                                      const Hardware& hw) {
+  const StoreDtypes& dtypes = step.store().dtypes();
+  const auto take = [](const Hardware::Link& link, double bytes, int calls = 1) {
+    return bytes > 0 ? bytes / link.bandwidth + calls * link.latency : 0;
+  };
+  std::vector<PlanCosts> all;
+  for (size_t rank = 0; rank < estimate.plans.size(); ++rank) {
+    PlanCosts costs;
+    costs.action = hw.action;
+    costs.overlap = hw.overlap;
+    for (const int32_t block : step.parts()[rank].blocks) {
+      const Block::Cost c =
+          step.model().blocks[block]->cost(shape.tokens, shape.document, size_of(dtypes.compute));
+      const double tp = take(hw.tp, c.tp_bytes, c.tp_calls);
+      const double again = step.options().keep_cheap ? 0 : take(hw.tp, c.tp_again_bytes, c.tp_again_calls);
+      PlanCosts::Block b;
+      b.forward = c.matmul / hw.matmul + c.attention / hw.attention + tp;
+      // The head forms the gradients of its products with the loss, in its forward.
+      b.forward += 3 * c.head / hw.head;
+      if (block == 0) b.forward += static_cast<double>(stream_bytes(step, shape)) / hw.copy;
+      b.backward_weight = c.matmul / hw.matmul_backward;
+      b.backward_input = b.backward_weight + 2.5 * c.attention / hw.attention_backward + tp + again;
+      b.transfer = take(hw.pp, static_cast<double>(stream_bytes(step, shape)));
+      costs.blocks.push_back(b);
+    }
+    double update_bytes = 0;
+    for (const UnitFacts& unit : units_of(step, rank)) {
+      const auto part = static_cast<double>(unit.part);
+      PlanCosts::Unit u;
+      if (!unit.whole()) {
+        u.unshard = take(hw.dp_shard, unit.from_others() * size_of(dtypes.compute));
+        u.cast = part * (size_of(dtypes.param) + size_of(dtypes.compute)) / hw.copy;
+      }
+      if (unit.trainable) {
+        u.reduce =
+            take(hw.dp_shard, unit.from_others() * size_of(dtypes.reduce)) +
+            take(hw.dp_replicate, 2 * part * (unit.replicate - 1) / unit.replicate * size_of(dtypes.reduce));
+        if (!unit.adds_in_place()) u.add = 3 * part * size_of(dtypes.reduce) / hw.copy;
+        // Gradients are read for the norm, read again and zeroed; masters and state are read and written.
+        update_bytes += part * (3.0 * size_of(dtypes.reduce) + 2.0 * size_of(dtypes.param) +
+                                2.0 * static_cast<double>(state_bytes(optimizer, dtypes)));
+      }
+      costs.units.push_back(u);
+    }
+    costs.update = update_bytes / hw.update;
+    all.push_back(std::move(costs));
   }
-  // In one stage a second micro-batch adds nothing at the peak: the first one's activations are gone by then.
-  // A pipeline is full with two for each of its stages.
-  const auto micro_batches =
-      step.options().pipeline ? 2 * static_cast<int32_t>(step.options().pipeline->stages.rank_of_stage.size())
-                              : 1;
-  const MemoryUse peak =
-      simulate_memory(step.plan(micro_batches, false), step.task(micro_batches, false), bytes).at_peak;
-  memory.optimizer = static_cast<int64_t>(optimizer.bytes_planned());
-  memory.weights = peak.weights;
-  memory.activations = peak.activations;
-  memory.recompute = peak.recompute;
-  memory.work = peak.work;
-  return memory;
+  return all;
 }
 
 }  // namespace titanium

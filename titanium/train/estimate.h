@@ -1,9 +1,14 @@
-// What a run will hold in memory, from counts alone.
+// A step of a run on paper: plans, memory, traffic and, for a machine that is known, time.  Nothing is
+// allocated, computed or sent.
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "titanium/config/hardware.h"
+#include "titanium/config/train_config.h"
 #include "titanium/optim/optimizer.h"
+#include "titanium/schedule/simulate.h"
 #include "titanium/train/step.h"
 
 namespace titanium {
@@ -16,8 +21,41 @@ struct RunMemory {
   std::string text() const;  // one line
 };
 
-// Of a training step with micro-batches of `tokens` tokens.  Without what libtorch itself holds, about 0.2
-// GiB.
-RunMemory estimate_memory(TrainStep& step, const Optimizer& optimizer, int64_t tokens);
+// What comes into a rank in one step from the ranks of each axis, in bytes.  A unit that tensor-parallel or
+// pipeline ranks hold together counts as dp_shard.
+struct AxisBytes {
+  double dp_shard = 0, dp_replicate = 0, tp = 0, pp = 0;
+  std::string text() const;
+};
+
+struct StepShape {
+  int64_t tokens = 0;         // of a micro-batch
+  int64_t document = 0;       // tokens of each document in it
+  int32_t micro_batches = 1;  // of a data rank
+};
+
+struct StepEstimate {
+  struct Rank {
+    RunMemory memory;
+    std::vector<MemoryUse> over_plan;  // what the plan itself holds while each action runs
+    int64_t always = 0;                // bytes that are held all the time: masters, optimizer, gradients
+    AxisBytes bytes;
+  };
+  std::vector<PlanTask> tasks;  // by pipeline rank, as the others
+  std::vector<Plan> plans;
+  std::vector<Rank> ranks;
+};
+
+// Of a training step with the loss formed by the head, for the pipeline ranks that have this rank's other
+// coordinates.  Without what libtorch itself holds, about 0.2 GiB.
+StepEstimate estimate_step(const TrainStep& step, const Optimizer& optimizer, const StepShape& shape);
+
+// What the actions of each pipeline rank cost on a machine.
+std::vector<PlanCosts> estimate_costs(const TrainStep& step, const Optimizer& optimizer,
+                                      const StepEstimate& estimate, const StepShape& shape,
+                                      const Hardware& hardware);
+
+// The micro-batches of a data rank in a step of the config, where samples are as long as training.seq_len.
+StepShape step_shape(const TrainingConfig& config, const ParallelDims& dims);
 
 }  // namespace titanium

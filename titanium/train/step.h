@@ -62,7 +62,9 @@ class TrainStep {
   const StepOptions& options() const { return options_; }
   const Model& model() const { return model_; }
   const RankPart& part() const { return executor_.part(); }
+  const std::vector<RankPart>& parts() const { return executor_.parts(); }  // of every pipeline rank
   ParamStore& store() { return store_; }
+  const ParamStore& store() const { return store_; }
 
  private:
   BlockInput input(const PackedBatch& batch, HeadRows rows) const;

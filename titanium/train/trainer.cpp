@@ -271,7 +271,10 @@ void Trainer::summary() {
       name(config_.training.mixed_precision_param), config_.activation_checkpoint.mode,
       at::get_num_threads());
   log_.info("memory: {}",
-            estimate_memory(*session_.step, *optimizer_, config_.training.max_tokens_per_microbatch).text());
+            estimate_step(*session_.step, *optimizer_,
+                          step_shape(config_.training, session_.store->mesh().dims()))
+                .ranks.at(session_.store->mesh().at().pp)
+                .memory.text());
 }
 
 StepReport Trainer::train_step(Step step) {
