@@ -26,7 +26,7 @@ using Tensors = std::vector<std::pair<std::string, std::string>>;
 // What every rank gets; with `folder`, they write that too.
 std::vector<Tensors> leave(const std::string& model, int ranks, Keys keys, const fs::path& folder) {
   for (std::string& key : keys) key = "parallelism." + key;
-  keys.push_back("training.mixed_precision_param=float32");
+  keys.emplace_back("training.mixed_precision_param=float32");
   const TrainConfig config = load_train_config(std::nullopt, keys);
   std::vector<Tensors> all(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](std::shared_ptr<World> world) {
