@@ -32,7 +32,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kForThemselves{2000};  // for ranks to end, and to say why
 constexpr milliseconds kForSigterm{5000};
 constexpr size_t kLongestLine = 1 << 20;  // longer ones are cut
-constexpr int kCannotRun = 127;           // as a shell's
+constexpr int kReads = 64;       // of 16 KiB at a turn: all that a pipe holds, and a rank that never stops
+                                 // talking is not the only one that is heard
+constexpr int kCannotRun = 127;  // as a shell's
 
 [[noreturn]] void system_error(const char* what) {
   throw Bug("starting ranks: {}: {}", what, std::strerror(errno));
@@ -71,11 +73,11 @@ class Lines {
   ~Lines() { close(); }
   int fd() const { return from_; }
 
-  // Takes what is there.  False when our stream cannot be written to.
+  // Takes what is there, up to kReads.  False when our stream cannot be written to.
   bool pump() {
     char bytes[16384];
     bool good = true;
-    while (from_ >= 0) {
+    for (int reads = 0; from_ >= 0 && reads < kReads; ++reads) {
       const ssize_t got = ::read(from_, bytes, sizeof bytes);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return good;

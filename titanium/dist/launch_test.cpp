@@ -196,6 +196,13 @@ TEST(Launch, RanksThatEndWellOnASignalAreNotEnded) {
   EXPECT_EQ(outcome.text().find("titanium launch"), std::string::npos) << outcome.text();
 }
 
+TEST(Launch, RanksThatNeverStopTalkingAreHeardAndEnded) {
+  const Outcome outcome =
+      run({"launch", "2", "flood"}, 2, [&](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  EXPECT_EQ(outcome.code(), 128 + SIGTERM);
+  expect_none_left(outcome, 2);
+}
+
 TEST(Launch, NoRankOutlivesALauncherThatIsKilled) {
   const Outcome outcome =
       run({"launch", "3", "forever"}, 3, [](pid_t launcher) { ::kill(launcher, SIGKILL); });

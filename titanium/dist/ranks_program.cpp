@@ -51,6 +51,11 @@ int run_rank(const std::string& what, int who) {
     fmt::print("no end");
     return 0;
   }
+  if (what == "flood") {  // without an end, faster than it is passed on
+    print(fmt::format("pid {}", ::getpid()));
+    const std::string much(1 << 20, '\n');
+    while (true) fmt::print("{}", much);
+  }
   if (what == "env") {
     for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}) {
       print(fmt::format("{}={}", name, std::getenv(name)));
