@@ -51,7 +51,7 @@ std::vector<Axis> axes(Hardware& h) {
 
 class Reader {
  public:
-  Reader(const toml::table& root, std::string source) : root_(root), source_(std::move(source)) {}
+  explicit Reader(std::string source) : source_(std::move(source)) {}
 
   [[noreturn]] void fail(const toml::node* node, const std::string& key, const std::string& why) const {
     const std::string line =
@@ -89,7 +89,6 @@ class Reader {
   }
 
  private:
-  const toml::table& root_;
   std::string source_;
 };
 
@@ -104,7 +103,7 @@ Hardware Hardware::parse(std::string_view text, const std::string& source) {
     throw BadConfig("{}:{}: {}", source, e.source().begin.line, guarded.restore(e.description()));
   }
   Hardware h;
-  const Reader read(root, source);
+  const Reader read(source);
   read.only(root, "", {"compute", "memory", "links"});
   for (const char* section : {"compute", "memory"}) {
     const toml::table* table = read.table(root, section, section);
