@@ -68,6 +68,7 @@ class Reader {
                          order_.ranks.size(), ranks));
     std::map<int32_t, int32_t> rank_of;
     for (int32_t r = 0; r < ranks; ++r) {
+      if (order_.ranks[r].empty()) refuse(fmt::format("rank {} has no stage", r));
       for (const StageAction& a : order_.ranks[r]) {
         const int32_t owner = rank_of.try_emplace(a.stage, r).first->second;
         if (owner != r) refuse(fmt::format("stage {} is on rank {} and on rank {}", a.stage, owner, r));

@@ -151,6 +151,8 @@ TEST(PipelineCsv, RefusalsNameTheCell) {
   has(refusal("0F0,0B0\n2F0,2B0\n"), "stage 1 is missing");
   has(refusal("0F0,0B0\n0F0,1F0,1B0\n"), "on rank 0 and on rank 1");
   has(refusal("0F0,0B0,0F0\n1F0,1B0\n"), "0F0 is there twice");
+  has(refusal("0F0,1F0,1B0,0B0\n0SEND_F0\n"), "rank 1 has no stage");
+  has(refusal("0UNSHARD\n0F0,1F0,1B0,0B0\n"), "rank 0 has no stage");
   has(refusal("0F0,0I0\n1F0,1B0\n"), "stage 0, micro-batch 0");
   has(refusal("0F0,0B0\n1F0,1B0\n", 2, 3), "it is for 1 micro-batches; a step of this run has 3");
   has(refusal("0B0,0F0\n1F0,1B0\n"), "wait for each other");
