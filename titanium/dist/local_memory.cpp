@@ -221,7 +221,9 @@ void LocalEnd::await(LocalCounter& counter, uint32_t target, int rank, std::stri
   if (counter.reached(target)) return;
   check();
   Header::Rank& me = header_->rank[rank_];
-  const Clock::time_point end = Clock::now() + timeout_;
+  Clock::time_point end = Clock::now() + timeout_;
+  // By rank, as this one last saw it: one that goes on, in a long stage of a pipeline say, is waited for.
+  std::vector<uint32_t> progress;
   counter.waiters.fetch_add(1, std::memory_order_seq_cst);
   const auto leave = [&] {
     counter.waiters.fetch_sub(1, std::memory_order_relaxed);
@@ -239,8 +241,14 @@ void LocalEnd::await(LocalCounter& counter, uint32_t target, int rank, std::stri
         const bool left = header_->rank[rank].state == Header::Rank::kLeft;
         lose(rank, left ? "left while other ranks waited for it" : "ended (crashed, or was killed)");
       }
-      if (Clock::now() < end) continue;
       const int lost = culprit(rank);
+      while (static_cast<int>(progress.size()) < memory_->ranks())
+        progress.push_back(header_->rank[progress.size()].version);
+      if (const uint32_t now = header_->rank[lost].version; now != progress[lost]) {
+        progress[lost] = now;
+        end = Clock::now() + timeout_;
+      }
+      if (Clock::now() < end) continue;
       const double seconds = static_cast<double>(timeout_.count()) / 1000;
       lose(lost, lost == rank ? fmt::format("did not come to {} within {} s", call, seconds)
                               : fmt::format("kept the others waiting for {} s", seconds));

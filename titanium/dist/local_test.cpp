@@ -166,5 +166,20 @@ TEST(LocalMeet, ARankThatEndsBeforeAllCameIsNamed) {
   }
 }
 
+// A stage of a pipeline may compute for longer than the timeout before it comes, action by action.
+TEST(Local, ARankThatGoesOnIsWaitedFor) {
+  const auto late = [](bool tells) {
+    return [tells](std::shared_ptr<World> world) {
+      for (int i = 0; world->rank() == 1 && i < 8; ++i) {
+        std::this_thread::sleep_for(milliseconds(250));
+        if (tells) world->progress(i, "forward");
+      }
+      world->all().barrier();
+    };
+  };
+  run_processes(2, late(true), milliseconds(1000));
+  EXPECT_THROW(run_processes(2, late(false), milliseconds(1000)), std::exception);
+}
+
 }  // namespace
 }  // namespace titanium

@@ -220,7 +220,6 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
     step.pipeline = pipeline_options(options.pipeline, mesh.pp().size(), *session.model);
   });
   if (step.pipeline) agree_on(mesh.all(), "the pipeline's schedule", step.pipeline->csv);
-  if (step.pipeline) agree_on(mesh.all(), "the pipeline's schedule", step.pipeline->csv);
   StoreOptions store;
   store.dtypes = options.dtypes;
   store.mesh = mesh;

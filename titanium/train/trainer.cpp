@@ -270,11 +270,14 @@ void Trainer::summary() {
       config_.training.max_tokens_per_microbatch, name(config_.training.dtype),
       name(config_.training.mixed_precision_param), config_.activation_checkpoint.mode,
       at::get_num_threads());
-  log_.info("memory: {}",
-            estimate_step(*session_.step, *optimizer_,
-                          step_shape(config_.training, session_.store->mesh().dims()))
-                .ranks.at(session_.store->mesh().at().pp)
-                .memory.text());
+  try {
+    const StepShape shape = step_shape(config_.training, session_.store->mesh().dims());
+    log_.info("memory: {}", estimate_step(*session_.step, *optimizer_, shape)
+                                .ranks.at(session_.store->mesh().at().pp)
+                                .memory.text());
+  } catch (const BadConfig& e) {  // of a schedule's file that ends before the steps that we expect
+    log_.info("memory: no estimate: {}", e.what());
+  }
 }
 
 StepReport Trainer::train_step(Step step) {
