@@ -104,7 +104,7 @@ class Plan(unittest.TestCase):
         chromium = shutil.which("chromium")
         self.assertIsNotNone(chromium, "chromium is missing: run `make setup`")
         picture = os.path.join(self.folder, "plan.png")
-        common = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder}/chromium"]
+        common = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={self.folder}/chromium"]
         shown = subprocess.run([*common, "--dump-dom", f"file://{html}"], capture_output=True, text=True, timeout=120)
         self.assertIn(f'data-drawn="{len(spans)}"', shown.stdout, shown.stderr)
         self.assertRegex(shown.stdout, r"s a step, \d+\.\d % of the ranks' time idle")
