@@ -100,6 +100,7 @@ TrainConfig config_of(const Layout& layout, const std::string& dtype, const std:
        fmt::format("training.max_tokens_per_microbatch={}", layout.budget),
        "activation_checkpoint.mode=" + layout.recompute,
        "parallelism.fsdp_reshard_after_forward=" + layout.reshard,
+       fmt::format("parallelism.fsdp_reduce={}", layout.reduce_each ? "each_micro_batch" : "last"),
        fmt::format("training.enable_cpu_offload={}", layout.offload),
        fmt::format("parallelism.data_parallel_replicate_degree={}", layout.replicate),
        fmt::format("parallelism.data_parallel_shard_degree={}", layout.shard),
@@ -196,10 +197,16 @@ Outcome run_layout(const std::shared_ptr<World>& world, const std::string& model
   options.world = world;
   options.load_weights = !folder.random();
   if (folder.value()) options.head = ModelHead::kValue;
-  if (layout.reduce_each) options.step.plan.reduce = ReduceWhen::kEachMicroBatch;
   const Session session = open_session(folder.path(), options, log);
   ParamStore& store = *session.store;
   if (folder.random()) store.init(7);
+  for (const UnitPlace& place : store.places()) {  // what a plan goes by
+    if (place.unit == nullptr) continue;
+    const UnitSize size = store.size_of(place);
+    EXPECT_EQ(size.numel, place.unit->numel()) << place.unit->name();
+    EXPECT_EQ(size.part, place.unit->shard().numel()) << place.unit->name();
+    EXPECT_EQ(size.replicas, place.unit->groups().replicas.size()) << place.unit->name();
+  }
   const Mesh& mesh = store.mesh();
   const auto optimizer = make_optimizer(store, optimizer_options(config.optimizer));
   const ValueLoss value_loss;

@@ -40,6 +40,7 @@ TEST_P(Decode, GivesTheBitsOfScoring) {
   SamplingOptions options;
   options.temperature = 0.8;
   options.seed = 3;
+  options.logprobs = true;
   options.max_new_tokens = 9;
   for (int64_t id = 0; id < 400; id += 7)
     options.stop_ids.push_back(id);  // places are free at different times

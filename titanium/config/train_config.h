@@ -105,6 +105,7 @@ struct ParallelismConfig {
   int64_t context_parallel_degree = 1;
   int64_t expert_parallel_degree = 1;
   std::string fsdp_reshard_after_forward = "default";
+  std::string fsdp_reduce = "last";
   std::string pipeline_parallel_schedule = "1F1B";
   std::string pipeline_parallel_schedule_csv;
   int64_t pipeline_parallel_layers_per_stage = 0;

@@ -464,6 +464,12 @@ std::vector<Section> describe(TrainConfig& c) {
          "effect where weights are not sharded",
          one_of({"default", "always", "never"}),
          {}},
+        {"fsdp_reduce",
+         &c.parallelism.fsdp_reduce,
+         "when gradients are summed over ranks: after the last micro-batch, so that a rank keeps its sum of "
+         "whole gradients between them, or after each, for less memory and more traffic",
+         one_of({"last", "each_micro_batch"}),
+         {}},
         {"pipeline_parallel_schedule",
          &c.parallelism.pipeline_parallel_schedule,
          "in which order stages run",

@@ -4,6 +4,9 @@
 
 #include <set>
 
+#include "titanium/base/error.h"
+#include "titanium/dist/planned_world.h"
+
 namespace titanium {
 namespace {
 
@@ -45,6 +48,20 @@ TEST(Mesh, OfOneRankNeedsNoTransport) {
   EXPECT_EQ(mesh.copy().size(), 1);
   EXPECT_EQ(mesh.replicas(0, 1).size(), 1);
   EXPECT_EQ(mesh.data().sum(2.5), 2.5);
+}
+
+// A rank of a cluster that is not there: the same groups, other ranks that say what it says, and no tensors.
+TEST(Mesh, OfAPlannedWorld) {
+  const ParallelDims d = dims(2, 3, 2);
+  const Mesh mesh(d, planned_world(9, 12));
+  EXPECT_EQ(mesh.at(), coordinates_of(d, 9));
+  EXPECT_EQ(mesh.tp().size(), 2);
+  EXPECT_EQ(mesh.tp().rank(), 1);
+  EXPECT_EQ(mesh.data().size(), 6);
+  EXPECT_EQ(mesh.data().rank(), 4);
+  EXPECT_EQ(mesh.replicas(1, 2).size(), 3);
+  EXPECT_EQ(mesh.all().exchange("a"), std::vector<std::string>(12, "a"));
+  EXPECT_THROW(mesh.tp().all_gather(at::ones({2})), Bug);
 }
 
 }  // namespace

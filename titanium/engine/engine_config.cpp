@@ -139,7 +139,6 @@ EngineRunConfig read_engine(ConfigKeys keys) {
   keys.only("expert_tensor_parallel_size", {1}, "experts are not cut by tensor parallelism; allowed: 1");
 
   PipelineConfig& pipeline = engine.pipeline;
-  pipeline.section = "engine";
   pipeline.schedule = keys.text("pipeline_parallel_schedule").value_or(pipeline.schedule);
   pipeline.schedule_csv = keys.text("pipeline_parallel_schedule_csv").value_or("");
   pipeline.layers_per_stage = keys.integer("pipeline_parallel_layers_per_stage", 1).value_or(0);
@@ -148,6 +147,7 @@ EngineRunConfig read_engine(ConfigKeys keys) {
 
   engine.reshard_after_forward =
       keys.one_of("reshard_after_forward", {"default", "always", "never"}).value_or("default");
+  engine.fsdp_reduce = keys.one_of("fsdp_reduce", {"last", "each_micro_batch"}).value_or("last");
   engine.forward_prefetch = keys.boolean("forward_prefetch").value_or(false);
   engine.activation_checkpoint =
       keys.one_of("activation_checkpoint", {"selective", "full", "none"}).value_or("selective");

@@ -44,6 +44,7 @@ struct EngineRunConfig {
   ParallelDims dims;  // data_parallel_replicate_size, data_parallel_shard_size, tensor_parallel_size, ...
   PipelineConfig pipeline;  // pipeline_parallel_schedule, ..., as in a run's [parallelism]
   std::string reshard_after_forward = "default";  // default, always, never
+  std::string fsdp_reduce = "last";               // last, each_micro_batch
   bool forward_prefetch = false;
   std::string activation_checkpoint = "selective";  // none, selective, full
   int64_t max_seq_len = 0;                          // a longer sample is BadData; 0: any length

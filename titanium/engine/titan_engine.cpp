@@ -63,17 +63,16 @@ void TitanEngine::set_total_training_steps(int64_t steps) {
 
 SessionOptions TitanEngine::session_options() const {
   const EngineRunConfig& e = config_.engine;
-  TrainConfig like;  // recompute has one place that reads its names
+  TrainConfig like;  // one place reads these names
   like.activation_checkpoint.mode = e.activation_checkpoint;
+  like.parallelism.fsdp_reshard_after_forward = e.reshard_after_forward;
+  like.parallelism.fsdp_reduce = e.fsdp_reduce;
   SessionOptions options;
   options.dims = e.dims;
   options.world = world_;
   options.dtypes = {scalar_type(e.model_dtype), scalar_type(e.dtype), scalar_type(e.reduce_dtype)};
   options.step = step_options(like);
   options.step.plan.prefetch = e.forward_prefetch ? 1 : 0;
-  options.step.plan.reshard_after_forward = e.reshard_after_forward == "always"  ? Reshard::kAlways
-                                            : e.reshard_after_forward == "never" ? Reshard::kNever
-                                                                                 : Reshard::kDefault;
   if (!e.forward_only) options.freeze = config_.model.freeze;
   options.freeze_key = "model.freeze";
   options.pipeline = e.pipeline;

@@ -99,6 +99,21 @@ TEST(Model, FlopsOfAForwardAreCountedByHand) {
   EXPECT_DOUBLE_EQ(model.forward_flops(10), 10 * matrices + attention);
 }
 
+TEST(Model, BlocksCostWhatTheModelDoes) {
+  const Model model = dense_decoder(fixture("llama3"));
+  const auto flops = [&](int64_t T, int64_t L) {
+    double sum = 0;
+    for (const auto& block : model.blocks) {
+      const Block::Cost cost = block->cost(T, L, 2);
+      sum += cost.matmul + cost.attention + cost.head;
+      EXPECT_EQ(cost.tp_bytes + cost.tp_again_bytes, 0);
+    }
+    return sum;
+  };
+  EXPECT_DOUBLE_EQ(flops(10, 10), model.forward_flops(10));
+  EXPECT_DOUBLE_EQ(flops(30, 10), 3 * model.forward_flops(10));
+}
+
 TEST(Registry, UnknownFamilyIsRefusedWithTheKnownOnes) {
   HfConfig c = fixture("llama3");
   c.model_type = "gpt2";

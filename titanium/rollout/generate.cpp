@@ -179,7 +179,7 @@ std::vector<Generated> generate(const Model& model, ParamStore& store,
       const float* row = logits.const_data_ptr<float>() + static_cast<int64_t>(i) * V;
       const int64_t id = choose_token(row, V, options, random.uniform(result.ids.size()));
       result.ids.push_back(id);
-      result.logprobs.push_back(logprob_of_row(row, V, id, temperature));
+      if (options.logprobs) result.logprobs.push_back(logprob_of_row(row, V, id, temperature));
       if (on_token) on_token(static_cast<size_t>(prompt), id);
       result.stopped =
           std::find(options.stop_ids.begin(), options.stop_ids.end(), id) != options.stop_ids.end();

@@ -13,9 +13,9 @@ namespace titanium {
 
 struct Generated {
   std::vector<int64_t> ids;     // new tokens, a stop token included
-  std::vector<float> logprobs;  // of each, by softmax(logits / temperature) (greedy: temperature 1) before
-                                // top-k and top-p
-  bool stopped = false;         // by a stop token; else by max_new_tokens
+  std::vector<float> logprobs;  // where the options want them: of each, by softmax(logits / temperature)
+                                // (greedy: temperature 1) before top-k and top-p
+  bool stopped = false;  // by a stop token; else by max_new_tokens
 };
 
 // Called for every new token, as soon as it is known.

@@ -14,6 +14,7 @@ struct SamplingOptions {
   uint64_t seed = 0;
   int64_t max_new_tokens = 128;
   int64_t max_sequences = 0;      // decoded at once, the next prompt as soon as one ends; 0: all
+  bool logprobs = false;          // of the tokens drawn: a pass over the vocabulary for each
   std::vector<int64_t> stop_ids;  // a token of these ends the sequence, and is its last
 
   void check() const;  // BadConfig names the option, what was given and what is allowed

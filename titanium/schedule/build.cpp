@@ -55,8 +55,14 @@ Plan build(const PlanTask& task) {
       if (stage->has_loss) plan.push_back(Action::loss(action.micro_batch));
       continue;
     }
-    for (int32_t b = end - 1; b >= first && backward[b]; --b)
-      plan.push_back(Action::of_block(block_kind(action.kind), b, action.micro_batch));
+    for (int32_t b = end - 1; b >= first && backward[b]; --b) {
+      StageKind kind = action.kind;
+      if (stage->has_loss && b == end - 1) {  // the head, see build.h
+        if (kind == StageKind::kBackwardWeight) continue;
+        kind = StageKind::kBackward;
+      }
+      plan.push_back(Action::of_block(block_kind(kind), b, action.micro_batch));
+    }
   }
   return plan;
 }

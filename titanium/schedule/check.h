@@ -27,8 +27,9 @@ void check(const Plan& plan, const PlanTask& task, CheckScope scope = {});
 
 // Proves that the plans of all pipeline ranks end together.  A wait for a receive needs its send, a wait for
 // a send its receive, a wait for a unit that spans ranks all of them; so it holds for transports that keep
-// nothing in between.  Bug names the ranks that wait for each other, or the first send and receive of a stage
-// boundary that are not of the same micro-batch.
+// nothing in between.  Ranks that have several such units in common start with them in one
+// order.  Bug names the ranks that wait for each other, the first send and receive of a stage boundary that
+// are not of the same micro-batch, or the ranks whose orders differ.
 void check_together(const std::vector<Plan>& plans, const std::vector<PlanTask>& tasks);
 
 }  // namespace titanium

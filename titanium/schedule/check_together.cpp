@@ -15,6 +15,9 @@ struct Channel {
   std::vector<int32_t> sent, received;
 };
 
+// Gathers and reductions of units that span ranks, in the order of their starts on one rank.
+using Starts = std::vector<std::pair<Kind, int32_t>>;
+
 // A gather or a reduction of a unit that spans ranks: how many members there are, and have started.
 struct Meeting {
   int members = 0, gathers = 0, reduces = 0;
@@ -23,7 +26,7 @@ struct Meeting {
 class Together {
  public:
   Together(const std::vector<Plan>& plans, const std::vector<PlanTask>& tasks)
-      : plans_(plans), tasks_(tasks) {
+      : plans_(plans), tasks_(tasks), starts_(plans.size()) {
     if (plans.size() != tasks.size()) throw Bug("{} plans of {} pipeline ranks", plans.size(), tasks.size());
     for (const PlanTask& task : tasks) {
       for (const PlanUnit& unit : task.part.units) {
@@ -53,6 +56,12 @@ class Together {
         throw Bug("plans: {} sends and {} receives after stage {}", channel.sent.size(),
                   channel.received.size(), at.first);
     }
+    for (size_t a = 0; a < plans_.size(); ++a) {
+      for (size_t b = a + 1; b < plans_.size(); ++b) {
+        if (shared(a, b) != shared(b, a))
+          throw Bug("plans: ranks {} and {} start what they do with the units of both in two orders", a, b);
+      }
+    }
   }
 
  private:
@@ -74,6 +83,16 @@ class Together {
     }
   }
 
+  // The starts of rank `a` that rank `b` takes part in.
+  Starts shared(size_t a, size_t b) const {
+    Starts result = starts_[a];
+    std::erase_if(result, [&](const auto& start) {
+      return std::none_of(tasks_[b].part.units.begin(), tasks_[b].part.units.end(),
+                          [&](const PlanUnit& unit) { return unit.spans == start.second; });
+    });
+    return result;
+  }
+
   // Does a start, or says whether a wait is over.
   bool may_pass(size_t rank, const Action& a) {
     if (const auto peer = peer_of(a.kind)) return may_pass(rank, a, *peer);
@@ -82,7 +101,10 @@ class Together {
     if (spans < 0) return true;
     Meeting& meeting = meetings_[spans];
     int& started = a.kind == Kind::kUnshard ? meeting.gathers : meeting.reduces;
-    if (a.half == Half::kStart) ++started;
+    if (a.half == Half::kStart) {
+      ++started;
+      starts_[rank].emplace_back(a.kind, spans);
+    }
     return a.half == Half::kStart || started >= meeting.members;
   }
 
@@ -109,6 +131,7 @@ class Together {
   const std::vector<PlanTask>& tasks_;
   std::map<std::pair<int32_t, bool>, Channel> channels_;
   std::map<int32_t, Meeting> meetings_;
+  std::vector<Starts> starts_;  // [ranks]
 };
 
 }  // namespace

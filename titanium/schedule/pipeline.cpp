@@ -220,7 +220,7 @@ const PipelineSchedule& pipeline_schedule(std::string_view name) {
     if (lower(schedule.name) == lower(name)) return schedule;
     known += fmt::format("{}{}", known.empty() ? "" : ", ", schedule.name);
   }
-  throw BadConfig("parallelism.pipeline_parallel_schedule = {}: allowed: {}", name, known);
+  throw BadConfig("pipeline_parallel_schedule = {}: allowed: {}", name, known);
 }
 
 std::vector<int32_t> place_stages(StagePlacement placement, int32_t ranks, int32_t stages_per_rank) {
@@ -240,9 +240,8 @@ PipelineOrder pipeline_order(std::string_view name, int32_t ranks, int32_t stage
                                                                : stages_per_rank >= 2;
   if (!fits) {
     throw BadConfig(
-        "parallelism.pipeline_parallel_schedule = {}: each rank has {} stage{} of the model; {} needs {} "
-        "(see "
-        "parallelism.pipeline_parallel_layers_per_stage)",
+        "pipeline_parallel_schedule = {}: each rank has {} stage{} of the model; {} needs {} (see "
+        "pipeline_parallel_layers_per_stage)",
         schedule.name, stages_per_rank, stages_per_rank == 1 ? "" : "s", schedule.name,
         schedule.one_stage                         ? "1"
         : schedule.placement == StagePlacement::kV ? "2"

@@ -60,8 +60,9 @@ PipelineOrder forwards_of(const PipelineOrder& order);
 
 // PyTorch's CSV: a line a rank, a cell an action ("2F0", "1I3", "(0F1;3B0)OVERLAP_F_B", empty for idle).
 // Transfers and gathers (SEND_F, UNSHARD, ...) are left out: they are added anew.  Micro-batches from
-// `micro_batches` on are left out too.  BadConfig, with `file`, line and cell, for what cannot be read, for
-// an order that is not complete or would never end, and for fewer than `micro_batches`.
+// `micro_batches` on are left out too; where the file has fewer, its order is repeated for the next ones.
+// BadConfig, with `file`, line and cell, for what cannot be read and for an order that is not complete or
+// would never end.
 PipelineOrder read_pipeline_csv(std::string_view text, std::string_view file, int32_t ranks,
                                 int32_t micro_batches);
 

@@ -64,8 +64,7 @@ class Reader {
 
   PipelineOrder finish(int32_t ranks) {
     if (static_cast<int32_t>(order_.ranks.size()) != ranks)
-      refuse(fmt::format("{} lines, one a rank: parallelism.pipeline_parallel_degree is {}",
-                         order_.ranks.size(), ranks));
+      refuse(fmt::format("{} lines, one a rank: the pipeline has {} ranks", order_.ranks.size(), ranks));
     std::map<int32_t, int32_t> rank_of;
     for (int32_t r = 0; r < ranks; ++r) {
       if (order_.ranks[r].empty()) refuse(fmt::format("rank {} has no stage", r));
@@ -79,8 +78,7 @@ class Reader {
       order_.rank_of.push_back(rank);
     }
     check_complete();
-    for (auto& rank : order_.ranks)
-      std::erase_if(rank, [&](const StageAction& a) { return a.micro_batch >= micro_batches_; });
+    for (auto& rank : order_.ranks) repeat(rank);
     try {
       time_pipeline(order_);
     } catch (const Bug& e) {
@@ -91,14 +89,13 @@ class Reader {
 
  private:
   [[noreturn]] void refuse(const std::string& reason) const {
-    throw BadConfig("parallelism.pipeline_parallel_schedule_csv: {}: {}", file_, reason);
+    throw BadConfig("pipeline_parallel_schedule_csv: {}: {}", file_, reason);
   }
   [[noreturn]] void refuse_cell(int column, std::string_view cell) const {
     std::string shown;
     for (const char c : cell.substr(0, 40)) shown += c >= ' ' && c < 127 ? c : '?';
     throw BadConfig(
-        "parallelism.pipeline_parallel_schedule_csv: {}, line {}, cell {}: '{}': allowed: a stage, F, B, I "
-        "or W, and a "
+        "pipeline_parallel_schedule_csv: {}, line {}, cell {}: '{}': allowed: a stage, F, B, I or W, and a "
         "micro-batch, such as 2F0",
         file_, line_, column, shown);
   }
@@ -130,7 +127,7 @@ class Reader {
     order.push_back({static_cast<StageKind>(kind), *stage, *micro_batch});
   }
 
-  void check_complete() const {
+  void check_complete() {
     std::map<std::pair<int32_t, int32_t>, std::array<int, 4>> seen;
     int32_t given = 0;
     for (const auto& rank : order_.ranks) {
@@ -140,8 +137,7 @@ class Reader {
           refuse(fmt::format("{} is there twice", to_string(a)));
       }
     }
-    if (given < micro_batches_)
-      refuse(fmt::format("it is for {} micro-batches; a step of this run has {}", given, micro_batches_));
+    given_ = given;
     for (int32_t s = 0; s < order_.stages(); ++s) {
       for (int32_t m = 0; m < given; ++m) {
         const auto found = seen.find({s, m});
@@ -153,8 +149,20 @@ class Reader {
     }
   }
 
+  // In rounds, the last of which may be cut.
+  void repeat(std::vector<StageAction>& order) const {
+    const std::vector<StageAction> round = std::move(order);
+    order.clear();
+    for (int32_t before = 0; before < micro_batches_; before += given_) {
+      for (StageAction a : round) {
+        a.micro_batch += before;
+        if (a.micro_batch < micro_batches_) order.push_back(a);
+      }
+    }
+  }
+
   std::string file_;
-  int32_t micro_batches_;
+  int32_t micro_batches_, given_ = 0;  // of the plan, of the file
   int line_ = 0;
   PipelineOrder order_;
 };

@@ -12,6 +12,7 @@
 #include "titanium/schedule/check.h"
 #include "titanium/schedule/plan.h"
 #include "titanium/schedule/print.h"
+#include "titanium/schedule/simulate.h"
 #include "titanium/schedule/stages.h"
 #include "titanium/schedule/testing.h"
 
@@ -79,6 +80,17 @@ TEST(PipelinePlans, AllEndTogether) {
     ASSERT_NO_THROW(plans = make_plans(c.tasks, c.options)) << seed << ' ' << c.text();
     for (int32_t r = 0; r < c.ranks; ++r)
       ASSERT_NO_THROW(check(plans[r], c.tasks[r])) << seed << ' ' << c.text();
+    // make_plans has checked them together; the simulator is the second opinion.
+    std::vector<PlanCosts> costs;
+    for (const PlanTask& task : c.tasks) {
+      PlanCosts& cost = costs.emplace_back();
+      cost.blocks.assign(task.part.blocks.size(), {1, 1, 1, 0.1});
+      cost.units.assign(task.part.units.size(), {0.1, 0.1, 0, 0});
+    }
+    Timeline timeline;
+    ASSERT_NO_THROW(timeline = simulate(plans, c.tasks, costs)) << seed << ' ' << c.text();
+    for (int32_t r = 0; r < c.ranks; ++r)
+      ASSERT_GE(timeline.ranks[r].busy, c.micro_batches) << seed << ' ' << c.text();
   }
 }
 
@@ -112,6 +124,27 @@ TEST(PipelinePlans, BrokenOnesAreRefused) {
     }
   }
   EXPECT_GT(broken, 5000);
+}
+
+// Two matrices that two stages share: gathered in another order on one of the ranks.
+TEST(PipelinePlans, SharedUnitsHaveOneOrder) {
+  Case c{"1F1B", 2, 1, 2, 2, false, false, {}, {}};
+  ModelPart whole = dense(2, /*tied=*/true);
+  const auto both = static_cast<int32_t>(whole.units.size());
+  whole.units.push_back({});
+  whole.blocks.front().units.push_back(both);
+  whole.blocks.back().units.push_back(both);
+  add_tasks(c, whole);
+  std::vector<Plan> plans = make_plans(c.tasks, c.options);
+  std::vector<Action*> gathers;
+  for (Action& a : plans[1]) {
+    if (a.kind == Kind::kUnshard && a.half == Half::kStart && c.tasks[1].part.units[a.unit].spans >= 0)
+      gathers.push_back(&a);
+  }
+  ASSERT_EQ(gathers.size(), 2U);
+  check_together(plans, c.tasks);
+  std::swap(*gathers[0], *gathers[1]);
+  EXPECT_THROW(check_together(plans, c.tasks), Bug);
 }
 
 Case by_name(const char* schedule, int32_t ranks, int32_t local, int32_t layers, int32_t micro_batches) {

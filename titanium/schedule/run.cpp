@@ -4,14 +4,13 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <exception>
 #include <optional>
 #include <tuple>
 
 #include "titanium/base/error.h"
 #include "titanium/dist/agree.h"
+#include "titanium/schedule/share_result.h"
 
 namespace titanium {
 namespace {
@@ -163,7 +162,7 @@ WorkResult Executor::run(const Plan& plan, const Work& work) {
   agree(mesh.all(), [&] {
     if (loss_error_) std::rethrow_exception(loss_error_);
   });
-  share(work, result);
+  share_result(mesh.pp(), last_rank_, work.batches, store_.dtypes().compute, result);
   return result;
 }
 
@@ -182,6 +181,7 @@ void Executor::transfer(const Action& action, const PackedBatch& batch, MicroBat
   const Channel& channel = channels_.at({at_end ? stage : stage - 1, gradient});
   if (action.kind == Kind::kSendOutput) {
     own.tensor = m.stream.contiguous();
+    m.stream.reset();
   } else if (action.kind == Kind::kSendInputGrad) {
     own.tensor = m.input_grads.at(action.block).contiguous();
     m.input_grads.erase(action.block);
@@ -190,65 +190,6 @@ void Executor::transfer(const Action& action, const PackedBatch& batch, MicroBat
                            at::TensorOptions().dtype(store_.dtypes().compute));
   }
   own.pending = channel.group.start_broadcast(own.tensor, channel.sender);
-}
-
-namespace {
-
-constexpr at::Tensor TokenStats::*kStats[] = {&TokenStats::logprob, &TokenStats::entropy,
-                                              &TokenStats::sum_pi_squared, &TokenStats::value};
-
-// What the last stage knows besides tensors, as bytes.
-std::string pack(const WorkResult& result) {
-  std::string text;
-  const auto put = [&](const auto& value) {
-    text.append(reinterpret_cast<const char*>(&value), sizeof value);
-  };
-  put(result.loss.loss.item<double>());
-  for (const double loss : result.losses) put(loss);
-  for (const TokenStats& stats : result.stats) {
-    for (const auto member : kStats) put((stats.*member).defined());
-  }
-  return text + to_bytes(result.loss.reports);
-}
-
-void unpack(const std::string& text, WorkResult& result, std::vector<std::array<bool, 4>>& defined) {
-  size_t at = 0;
-  const auto take = [&](auto& value) {
-    if (at + sizeof value > text.size()) throw Bug("the result of the last pipeline stage is cut off");
-    std::memcpy(&value, text.data() + at, sizeof value);
-    at += sizeof value;
-  };
-  double loss = 0;
-  take(loss);
-  result.loss.loss.fill_(loss);
-  for (double& one : result.losses) take(one);
-  for (auto& flags : defined) {
-    for (bool& flag : flags) take(flag);
-  }
-  result.loss.reports = reports_from(text.substr(at));
-}
-
-}  // namespace
-
-// Gives every pipeline rank what the last stage has: so callers need not know where the loss is.
-void Executor::share(const Work& work, WorkResult& result) const {
-  const Group& ranks = store_.mesh().pp();
-  if (ranks.size() == 1) return;
-  const bool has_it = ranks.rank() == last_rank_;
-  const std::vector<std::string> all = ranks.exchange(has_it ? pack(result) : "");
-  std::vector<std::array<bool, 4>> defined(result.stats.size());
-  WorkResult seen = result;
-  unpack(all[last_rank_], has_it ? seen : result, defined);
-  const at::ScalarType dtype = store_.dtypes().compute == at::kDouble ? at::kDouble : at::kFloat;
-  for (size_t i = 0; i < result.stats.size(); ++i) {
-    for (size_t k = 0; k < 4; ++k) {
-      if (!defined[i][k]) continue;
-      at::Tensor& statistic = result.stats[i].*kStats[k];
-      if (!has_it) statistic = at::empty({work.batches[i].size()}, at::TensorOptions().dtype(dtype));
-      statistic = statistic.contiguous();
-      ranks.broadcast(statistic, last_rank_);
-    }
-  }
 }
 
 // Runs a block from its saved input with a graph of its own.

@@ -1,4 +1,4 @@
-// The executor: runs a plan on a model.  The only file of the schedule that sees tensors.
+// The executor: runs a plan on a model.
 #pragma once
 #include <exception>
 #include <functional>
@@ -78,7 +78,6 @@ class Executor {
   void share(Answer& answer) const;  // that of the source rank, over its model-parallel group
   void backward(const Action& action, MicroBatch& m);
   void transfer(const Action& action, const PackedBatch& batch, MicroBatch& m);
-  void share(const Work& work, WorkResult& result) const;
   const Block& block(int32_t index) const { return *model_.blocks[part().blocks[index]]; }
 
   // Between the last block of a stage and the first of the next, where they are on two ranks.

@@ -8,15 +8,18 @@
 
 namespace titanium {
 
-std::vector<int32_t> split_by_cost(const std::vector<double>& costs, int32_t stages) {
-  const auto blocks = static_cast<int32_t>(costs.size());
+void check_stage_count(int64_t stages, int64_t blocks) {
   if (stages < 1 || stages > blocks) {
     throw BadConfig(
-        "parallelism.pipeline_parallel_degree: {} stages of a model of {} blocks (embedding, layers, head): "
-        "at most {} "
-        "stages are possible",
+        "a pipeline of {} stages (see pipeline_parallel_layers_per_stage): the model has {} blocks "
+        "(embedding, layers, head), so at most {} stages are possible",
         stages, blocks, blocks);
   }
+}
+
+std::vector<int32_t> split_by_cost(const std::vector<double>& costs, int32_t stages) {
+  const auto blocks = static_cast<int32_t>(costs.size());
+  check_stage_count(stages, blocks);
   std::vector<double> before(costs.size() + 1, 0);
   for (int32_t b = 0; b < blocks; ++b) before[b + 1] = before[b] + costs[b];
   // best[s][b]: the least that the most expensive of s stages of the blocks from b on can cost.
@@ -43,6 +46,7 @@ std::vector<int32_t> split_by_cost(const std::vector<double>& costs, int32_t sta
 }
 
 std::vector<int32_t> split_by_layers(int32_t layers, int32_t stages, int32_t first_less, int32_t last_less) {
+  check_stage_count(stages, layers + 2);
   const int32_t all = layers + first_less + last_less, each = all / stages, more = all % stages;
   std::vector<int32_t> first{0};
   int32_t next = 1;  // block 0 is the embedding
@@ -53,7 +57,7 @@ std::vector<int32_t> split_by_layers(int32_t layers, int32_t stages, int32_t fir
     const bool has_other = s == 0 || s == stages - 1;
     if (n < 0 || (n == 0 && !has_other)) {
       throw BadConfig(
-          "parallelism: {} layers over {} pipeline stages, pipeline_parallel_first_stage_less_layers = {}, "
+          "{} layers over {} pipeline stages, pipeline_parallel_first_stage_less_layers = {}, "
           "pipeline_parallel_last_stage_less_layers = {}: stage {} would have {} layers",
           layers, stages, first_less, last_less, s, n);
     }

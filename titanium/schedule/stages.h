@@ -7,6 +7,9 @@
 
 namespace titanium {
 
+// BadConfig for more stages than the model has blocks.
+void check_stage_count(int64_t stages, int64_t blocks);
+
 // First block of each stage: consecutive blocks, at least one a stage, so that the most expensive stage costs
 // the least that is possible; of equal splits the one whose early stages have fewer.  BadConfig for more
 // stages than blocks.

@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "titanium/base/error.h"
+#include "titanium/batch/pack.h"
 #include "titanium/optim/clip.h"
 #include "titanium/train/session.h"
 
@@ -31,18 +32,18 @@ double seconds_of(const Group& all, const std::function<void()>& work) {
 
 // One micro-batch of the shape: documents one after another, of tokens that do not matter.
 PackedBatch batch_of(const StepShape& shape, int64_t vocabulary) {
-  PackedBatch batch;
-  batch.bounds = {0};
-  for (int64_t t = 0; t < shape.tokens; ++t) {
-    if (t > 0 && t % shape.document == 0) batch.bounds.push_back(t);
-    batch.tokens.push_back(t * 7919 % vocabulary);
-    batch.labels.push_back((t + 1) * 7919 % vocabulary);
-    batch.positions.push_back(t % shape.document);
+  std::vector<Sample> documents;
+  for (int64_t begin = 0; begin < shape.tokens; begin += shape.document) {
+    Sample& sample = documents.emplace_back();
+    for (int64_t t = begin; t < std::min(begin + shape.document, shape.tokens); ++t)
+      sample.ids.push_back(static_cast<int32_t>(t * 7919 % vocabulary));
+    sample.loss_mask.assign(sample.ids.size(), 1);
   }
-  batch.bounds.push_back(shape.tokens);
-  batch.weight.assign(static_cast<size_t>(shape.tokens), 1.0 / static_cast<double>(shape.tokens));
-  batch.temperature.assign(static_cast<size_t>(shape.tokens), 1.0);
-  return batch;
+  const Counts counts = count(documents);
+  const std::vector<WeighedSample> weighed = weigh_all(std::move(documents), Averaging::kTokenMean, counts);
+  std::vector<const WeighedSample*> list;
+  for (const WeighedSample& sample : weighed) list.push_back(&sample);
+  return pack_one(list);
 }
 
 struct Measured {
@@ -137,7 +138,7 @@ Hardware calibrate(const TrainConfig& config, const StepShape& shape, World& wor
   const Measured attention = measure_attention(all, model.config, in, compute);
   const Measured whole = measure_block(all, *model.blocks[layer], in, x);
   hw.attention = rate(cost.attention, attention.forward);
-  hw.attention_backward = rate(2.5 * cost.attention, attention.backward);
+  hw.attention_backward = rate(kAttentionBackward * cost.attention, attention.backward);
   // What is left of a layer: its products, with the norms and the rest between them.
   hw.matmul = rate(cost.matmul, std::max(whole.forward - attention.forward, 0.1 * whole.forward));
   hw.matmul_backward =
@@ -148,7 +149,7 @@ Hardware calibrate(const TrainConfig& config, const StepShape& shape, World& wor
     with_loss.nll_weight = at::tensor(at::ArrayRef<double>(batch.weight), at::kDouble)
                                .to(compute == at::kDouble ? at::kDouble : at::kFloat);
     const Measured of_head = measure_block(all, *model.blocks[head], with_loss, x);
-    hw.head = rate(3 * model.blocks[head]->cost(shape.tokens, shape.document, element).head,
+    hw.head = rate(kHeadProducts * model.blocks[head]->cost(shape.tokens, shape.document, element).head,
                    of_head.forward + of_head.backward);
   } else {
     hw.head = hw.matmul;
@@ -156,16 +157,11 @@ Hardware calibrate(const TrainConfig& config, const StepShape& shape, World& wor
 
   const at::NoGradGuard no_grad;
   const auto optimizer = make_optimizer(store, optimizer_options(config.optimizer));
-  double bytes = 0;
+  double weights = 0;
   for (const auto& unit : store.units()) {
-    if (!unit->has_grad()) continue;
-    bytes += static_cast<double>(unit->shard().numel()) *
-             (3.0 * static_cast<double>(c10::elementSize(store.dtypes().reduce)) +
-              2.0 * static_cast<double>(c10::elementSize(store.dtypes().param)) +
-              2.0 * static_cast<double>(c10::elementSize(optimizer->options().state_dtype)) *
-                  static_cast<double>(optimizer->state_names().size()));
+    if (unit->has_grad()) weights += static_cast<double>(unit->shard().numel());
   }
-  hw.update = rate(bytes, seconds_of(all, [&] {
+  hw.update = rate(weights * update_bytes(*optimizer, store.dtypes()), seconds_of(all, [&] {
                      const double norm = grad_norm(store).value;
                      optimizer->step({.lr = 1e-6, .clip = clip_coefficient(norm, 1), .zero_grad = true});
                    }));

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "titanium/report/format.h"
-#include "titanium/schedule/plan.h"
 
 namespace titanium {
 namespace {
@@ -128,6 +127,13 @@ std::string AxisBytes::text() const {
                      shown(tp), shown(pp));
 }
 
+double update_bytes(const Optimizer& optimizer, const StoreDtypes& dtypes) {
+  // Gradients are read for the norm, read again and zeroed; masters and state are read and written.
+  return 3.0 * static_cast<double>(size_of(dtypes.reduce)) +
+         2.0 * static_cast<double>(size_of(dtypes.param)) +
+         2.0 * static_cast<double>(state_bytes(optimizer, dtypes));
+}
+
 StepShape step_shape(const TrainingConfig& config, const ParallelDims& dims) {
   const int64_t tokens =
       config.global_batch_tokens > 0 ? config.global_batch_tokens : config.global_batch_size * config.seq_len;
@@ -143,9 +149,7 @@ StepShape step_shape(const TrainingConfig& config, const ParallelDims& dims) {
 StepEstimate estimate_step(const TrainStep& step, const Optimizer& optimizer, const StepShape& shape) {
   StepEstimate estimate;
   estimate.tasks = step.tasks(shape.micro_batches, /*forward_only=*/false);
-  estimate.plans = estimate.tasks.size() == 1
-                       ? std::vector<Plan>{make_plan(estimate.tasks[0], step.options().plan)}
-                       : make_plans(estimate.tasks, step.options().plan);
+  estimate.plans = step.plans(estimate.tasks);
   const StoreDtypes& dtypes = step.store().dtypes();
   for (size_t rank = 0; rank < estimate.plans.size(); ++rank) {
     StepEstimate::Rank r;
@@ -191,14 +195,15 @@ std::vector<PlanCosts> estimate_costs(const TrainStep& step, const Optimizer& op
       PlanCosts::Block b;
       b.forward = c.matmul / hw.matmul + c.attention / hw.attention + tp;
       // The head forms the gradients of its products with the loss, in its forward.
-      b.forward += 3 * c.head / hw.head;
+      b.forward += kHeadProducts * c.head / hw.head;
       if (block == 0) b.forward += static_cast<double>(stream_bytes(step, shape)) / hw.copy;
       b.backward_weight = c.matmul / hw.matmul_backward;
-      b.backward_input = b.backward_weight + 2.5 * c.attention / hw.attention_backward + tp + again;
+      b.backward_input =
+          b.backward_weight + kAttentionBackward * c.attention / hw.attention_backward + tp + again;
       b.transfer = take(hw.pp, static_cast<double>(stream_bytes(step, shape)));
       costs.blocks.push_back(b);
     }
-    double update_bytes = 0;
+    double weights = 0;
     for (const UnitFacts& unit : units_of(step, rank)) {
       const auto part = static_cast<double>(unit.part);
       PlanCosts::Unit u;
@@ -211,13 +216,11 @@ std::vector<PlanCosts> estimate_costs(const TrainStep& step, const Optimizer& op
             take(hw.dp_shard, unit.from_others() * size_of(dtypes.reduce)) +
             take(hw.dp_replicate, 2 * part * (unit.replicate - 1) / unit.replicate * size_of(dtypes.reduce));
         if (!unit.adds_in_place()) u.add = 3 * part * size_of(dtypes.reduce) / hw.copy;
-        // Gradients are read for the norm, read again and zeroed; masters and state are read and written.
-        update_bytes += part * (3.0 * size_of(dtypes.reduce) + 2.0 * size_of(dtypes.param) +
-                                2.0 * static_cast<double>(state_bytes(optimizer, dtypes)));
+        weights += part;
       }
       costs.units.push_back(u);
     }
-    costs.update = update_bytes / hw.update;
+    costs.update = weights * update_bytes(optimizer, dtypes) / hw.update;
     all.push_back(std::move(costs));
   }
   return all;

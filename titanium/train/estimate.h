@@ -55,6 +55,12 @@ std::vector<PlanCosts> estimate_costs(const TrainStep& step, const Optimizer& op
                                       const StepEstimate& estimate, const StepShape& shape,
                                       const Hardware& hardware);
 
+// What calibrate() divides by and estimate_costs() multiplies with.
+inline constexpr double kHeadProducts = 3;  // of the head that forms the loss: logits, and both gradients
+inline constexpr double kAttentionBackward = 2.5;  // in forwards: the scores again, and four gradients
+// Bytes that norm, clip and update read and write for each weight of the part.
+double update_bytes(const Optimizer& optimizer, const StoreDtypes& dtypes);
+
 // The micro-batches of a data rank in a step of the config, where samples are as long as training.seq_len.
 StepShape step_shape(const TrainingConfig& config, const ParallelDims& dims);
 

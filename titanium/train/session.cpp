@@ -53,6 +53,7 @@ StepOptions step_options(const TrainConfig& config) {
   options.plan.reshard_after_forward = reshard == "always"  ? Reshard::kAlways
                                        : reshard == "never" ? Reshard::kNever
                                                             : Reshard::kDefault;
+  if (config.parallelism.fsdp_reduce == "each_micro_batch") options.plan.reduce = ReduceWhen::kEachMicroBatch;
   options.keep_casts = !config.training.enable_cpu_offload;
   options.head_rows = config.training.head_rows == "all" ? HeadRows::kAll : HeadRows::kWeighted;
   return options;
@@ -133,8 +134,15 @@ std::string read_csv(const PipelineConfig& config) {
   try {
     return read_file(config.schedule_csv);
   } catch (const Error& e) {
-    throw BadConfig("{}.pipeline_parallel_schedule_csv: {}", config.section, e.what());
+    throw BadConfig("pipeline_parallel_schedule_csv: {}", e.what());
   }
+}
+
+// 0 for a key that is not given.
+int32_t less_layers(const char* key, int64_t value, int64_t layers) {
+  if (value > layers)
+    throw BadConfig("{} = {}: allowed: 0 to {}, the layers of the model", key, value, layers);
+  return static_cast<int32_t>(std::max<int64_t>(value, 0));
 }
 
 }  // namespace
@@ -152,6 +160,10 @@ std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& co
   if (ranks == 1) return nullptr;
   auto result = std::make_shared<PipelineOptions>();
   const auto blocks = static_cast<int32_t>(model.block_count());
+  const int32_t first_less =
+      less_layers("pipeline_parallel_first_stage_less_layers", config.first_less_layers, model.layers());
+  const int32_t last_less =
+      less_layers("pipeline_parallel_last_stage_less_layers", config.last_less_layers, model.layers());
   std::vector<int32_t> rank_of;
   if (!config.schedule_csv.empty()) {
     result->csv_file = config.schedule_csv;
@@ -162,27 +174,25 @@ std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& co
     result->schedule = schedule.name;
     result->stages_per_rank = schedule.one_stage ? 1 : 2;
     if (config.layers_per_stage > 0) {
-      const int64_t layers = model.layers() + std::max<int64_t>(config.first_less_layers, 0) +
-                             std::max<int64_t>(config.last_less_layers, 0);
-      const int64_t stages = (layers + config.layers_per_stage - 1) / config.layers_per_stage;
+      const int64_t layers = int64_t{model.layers()} + first_less + last_less;
+      const int64_t stages =
+          layers / config.layers_per_stage + (layers % config.layers_per_stage > 0 ? 1 : 0);
       if (stages % ranks != 0) {
         throw BadConfig(
-            "{}.pipeline_parallel_layers_per_stage = {}: {} layers make {} stages, which {} pipeline ranks "
-            "do "
+            "pipeline_parallel_layers_per_stage = {}: {} layers make {} stages, which {} pipeline ranks do "
             "not divide",
-            config.section, config.layers_per_stage, layers, stages, ranks);
+            config.layers_per_stage, layers, stages, ranks);
       }
       result->stages_per_rank = static_cast<int32_t>(stages / ranks);
     }
+    check_stage_count(int64_t{ranks} * result->stages_per_rank, blocks);
     pipeline_order(schedule.name, ranks, result->stages_per_rank, 1);  // refuses what does not fit it
     rank_of = place_stages(schedule.placement, ranks, result->stages_per_rank);
   }
   const auto stages = static_cast<int32_t>(rank_of.size());
   if (config.first_less_layers >= 0 || config.last_less_layers >= 0) {
     result->stages.first_blocks =
-        split_by_layers(static_cast<int32_t>(model.layers()), stages,
-                        static_cast<int32_t>(std::max<int64_t>(config.first_less_layers, 0)),
-                        static_cast<int32_t>(std::max<int64_t>(config.last_less_layers, 0)));
+        split_by_layers(static_cast<int32_t>(model.layers()), stages, first_less, last_less);
   } else {
     // Multiply-adds: a layer, and the head, which computes as much for V outputs as a matrix of its size.
     const HfConfig& c = model.config;

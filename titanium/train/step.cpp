@@ -44,13 +44,16 @@ PlanTask TrainStep::task(int32_t micro_batches, bool forward_only) const {
   return tasks(micro_batches, forward_only).at(store_.mesh().at().pp);
 }
 
+std::vector<Plan> TrainStep::plans(const std::vector<PlanTask>& tasks) const {
+  if (tasks.size() == 1) return {make_plan(tasks[0], options_.plan)};
+  return make_plans(tasks, options_.plan);
+}
+
 const Plan& TrainStep::plan(int32_t micro_batches, bool forward_only) {
   const auto [entry, is_new] = plans_.try_emplace({micro_batches, forward_only});
   if (!is_new) return entry->second;
   try {
-    const std::vector<PlanTask> all = tasks(micro_batches, forward_only);
-    entry->second = all.size() == 1 ? make_plan(all[0], options_.plan)
-                                    : std::move(make_plans(all, options_.plan).at(store_.mesh().at().pp));
+    entry->second = std::move(plans(tasks(micro_batches, forward_only)).at(store_.mesh().at().pp));
   } catch (...) {
     plans_.erase(entry);
     throw;

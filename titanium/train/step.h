@@ -57,8 +57,9 @@ class TrainStep {
 
   const Plan& plan(int32_t micro_batches, bool forward_only);  // made and checked once, then kept
   PlanTask task(int32_t micro_batches, bool forward_only) const;
-  // Of every pipeline rank.
+  // Of every pipeline rank, and their plans.
   std::vector<PlanTask> tasks(int32_t micro_batches, bool forward_only) const;
+  std::vector<Plan> plans(const std::vector<PlanTask>& tasks) const;
   const StepOptions& options() const { return options_; }
   const Model& model() const { return model_; }
   const RankPart& part() const { return executor_.part(); }

@@ -43,6 +43,8 @@ class TitaniumEngineConfig(EngineConfig):
 
     # dtype of the master weights, as in verl's fsdp group
     model_dtype: str = "fp32"
+    # when gradients are summed over ranks: last, or each_micro_batch
+    fsdp_reduce: str = "last"
     # how pipeline stages are cut and in which order they run (docs/ranks.md); null: the default of the run file's key
     pipeline_parallel_schedule: str = "1F1B"
     pipeline_parallel_schedule_csv: Optional[str] = None
