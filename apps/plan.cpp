@@ -44,12 +44,8 @@ void tell_pipeline(const TrainStep& step, const StepShape& shape) {
   const auto ranks = static_cast<int32_t>(step.parts().size());
   const PipelineOrder order = step.options().pipeline->order(ranks, shape.micro_batches);
   fmt::print(
-      "# pipeline: {} stages on {} ranks, {}; bubble {:.1f} % where a stage's forward, input and weight "
-      "gradients take as long\n",
-      order.stages(), ranks,
-      step.options().pipeline->csv.empty() ? step.options().pipeline->schedule
-                                           : step.options().pipeline->csv_file,
-      100 * time_pipeline(order).bubble());
+      "# pipeline: {}\n# bubble {:.1f} % where a stage's forward, input and weight gradients take as long\n",
+      step.options().pipeline->text(step.model().block_count()), 100 * time_pipeline(order).bubble());
 }
 
 void tell_simulation(const Timeline& timeline, const StepEstimate& estimate, const StepShape& shape,

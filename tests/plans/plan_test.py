@@ -62,7 +62,8 @@ class Plan(unittest.TestCase):
         text = self.plan(*big, "--rank=4000")
         self.assertLess(time.monotonic() - begin, 2)
         self.assertIn("# rank 4000 of 4096 (pp 15, dp_replicate 2, dp_shard 16, tp 0)", text)
-        self.assertIn("16 stages on 16 ranks, 1F1B; bubble 19.0 %", text)  # 15 / (64 + 15)
+        self.assertIn("# pipeline: 1F1B, 16 stages: embedding, layer", text)
+        self.assertIn("# bubble 19.0 %", text)  # 15 / (64 + 15)
         self.assertIn("send_input_grad", text)
         self.assertRegex(text, r"bytes into the rank a step: dp_shard [1-9].*dp_replicate [1-9].*tp [1-9].*pp [1-9]")
 

@@ -1,6 +1,8 @@
 #include "titanium/train/step.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -11,6 +13,22 @@ namespace titanium {
 PipelineOrder PipelineOptions::order(int32_t ranks, int32_t micro_batches) const {
   return csv.empty() ? pipeline_order(schedule, ranks, stages_per_rank, micro_batches)
                      : read_pipeline_csv(csv, csv_file, ranks, micro_batches);
+}
+
+std::string PipelineOptions::text(int32_t blocks) const {
+  const auto& [first, rank_of] = stages;
+  std::string all;
+  for (size_t s = 0; s < first.size(); ++s) {
+    const int32_t begin = first[s], end = s + 1 < first.size() ? first[s + 1] : blocks;
+    std::vector<std::string> has;
+    if (begin == 0) has.emplace_back("embedding");
+    const int32_t from = std::max(begin - 1, 0), to = std::min(end, blocks - 1) - 2;  // layers
+    if (from == to) has.push_back(fmt::format("layer {}", from));
+    if (from < to) has.push_back(fmt::format("layers {}-{}", from, to));
+    if (end == blocks) has.emplace_back("head");
+    all += fmt::format("{}{} on pp {}", s > 0 ? "; " : "", fmt::join(has, ", "), rank_of[s]);
+  }
+  return fmt::format("{}, {} stages: {}", csv.empty() ? schedule : csv_file, first.size(), all);
 }
 
 TrainStep::TrainStep(const Model& model, ParamStore& store, StepOptions options)

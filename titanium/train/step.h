@@ -17,6 +17,8 @@ struct PipelineOptions {
   StagePlacing stages;
 
   PipelineOrder order(int32_t ranks, int32_t micro_batches) const;
+  // "1F1B, 2 stages: embedding, layers 0-14 on pp 0; layers 15-29, head on pp 1", of a model of `blocks`.
+  std::string text(int32_t blocks) const;
 };
 
 struct StepOptions {

@@ -270,14 +270,12 @@ void Trainer::summary() {
       config_.training.max_tokens_per_microbatch, name(config_.training.dtype),
       name(config_.training.mixed_precision_param), config_.activation_checkpoint.mode,
       at::get_num_threads());
-  try {
-    const StepShape shape = step_shape(config_.training, session_.store->mesh().dims());
-    log_.info("memory: {}", estimate_step(*session_.step, *optimizer_, shape)
-                                .ranks.at(session_.store->mesh().at().pp)
-                                .memory.text());
-  } catch (const BadConfig& e) {  // of a schedule's file that ends before the steps that we expect
-    log_.info("memory: no estimate: {}", e.what());
-  }
+  if (const auto& pipeline = session_.step->options().pipeline)
+    log_.info("pipeline: {}", pipeline->text(session_.model->block_count()));
+  const StepShape shape = step_shape(config_.training, session_.store->mesh().dims());
+  log_.info("memory: {}", estimate_step(*session_.step, *optimizer_, shape)
+                              .ranks.at(session_.store->mesh().at().pp)
+                              .memory.text());
 }
 
 StepReport Trainer::train_step(Step step) {
