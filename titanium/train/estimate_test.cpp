@@ -25,8 +25,7 @@ struct Planned {
 
 // llama3 of tests/data/models (D 64, 2 layers): AdamW, fp32 masters, bf16 compute, two micro-batches of 64.
 Planned plan(int rank, int ranks, std::vector<std::string> keys) {
-  keys.insert(keys.end(), {"training.seq_len=32", "training.max_tokens_per_microbatch=64",
-                           fmt::format("training.global_batch_tokens={}", 128 * ranks)});
+  keys.insert(keys.end(), {"training.seq_len=32", "training.max_tokens_per_microbatch=64"});
   const TrainConfig config = load_train_config(std::nullopt, keys);
   LogOptions quiet;
   quiet.level = LogLevel::kOff;

@@ -337,8 +337,10 @@ std::optional<double> Trainer::validate() {
   if (counts.tokens == 0) return std::nullopt;
   TrainingConfig mean = config_.training;
   mean.loss_agg_mode = "token-mean";
-  // A few micro-batches are made at a time and one is run, so that memory does not grow with the set.
-  const int64_t at_once = 16 * config_.training.max_tokens_per_microbatch;
+  // Some micro-batches a pass: enough to fill a pipeline, and memory does not grow with the set.
+  const Mesh& mesh = session_.store->mesh();
+  const int64_t at_once =
+      16 * config_.training.max_tokens_per_microbatch * mesh.data().size() * mesh.pp().size();
   double sum = 0;
   for (size_t i = 0; i < end;) {
     std::vector<Sample> samples;
@@ -347,10 +349,10 @@ std::optional<double> Trainer::validate() {
       samples.back().index = static_cast<int64_t>(samples.size()) - 1;
       tokens += samples.back().size();
     }
-    for (PackedBatch& one : micro_batches(std::move(samples), mean, counts, session_.store->mesh()))
-      sum += session_.step->forward({std::move(one)}, SftLoss()).loss.item<double>();
+    sum += session_.step->forward(micro_batches(std::move(samples), mean, counts, mesh), SftLoss())
+               .loss.item<double>();
   }
-  return session_.store->mesh().data().sum(sum);
+  return mesh.data().sum(sum);
 }
 
 // How many of the validation records are in validator.steps batches, each as large as a step's.
