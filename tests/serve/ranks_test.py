@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import re
 import tempfile
 import unittest
 
@@ -204,6 +205,20 @@ class Ranks(unittest.TestCase):
                 lambda engine: engine.train_batch(batches[engine.rank], {"name": "sft", "loss_agg_mode": ["token-mean", "seq-mean-token-sum"][engine.rank]}),
                 "the call of rank 1 .*seq-mean-token-sum", titanium.BadConfig,
             )  # fmt: skip
+            differs = "the call of rank 1 is not that of rank 0: "
+            for option, words in (
+                ({"dtype": "float32"}, differs + "'dtype = \"float32\"' against ''"),
+                ({"dtype": "int8"}, differs + "'dtype = \"int8\"' against ''"),
+                ({"color": "red"}, differs + "'color = \"red\"' against ''"),
+                ({"bucket_bytes": -1}, differs + "'bucket_bytes = -1' against ''"),
+                ({"keep_fp32": ["model.norm.weight"]}, differs + "'keep_fp32/0 = \"model.norm.weight\"' against ''"),
+            ):
+                all_refused(lambda engine: engine.get_per_tensor_param(**option if engine.rank == 1 else {}), re.escape(words), titanium.BadConfig)
+            with self.assertRaisesRegex(titanium.BadConfig, "dtype is a type") as caught:  # on the client
+                ranks.each(lambda engine: engine.get_per_tensor_param(**{"dtype": np.float32} if engine.rank == 0 else {}))
+            self.assertEqual([type(error) for error in caught.exception.all], [titanium.BadConfig] * 2)
+            self.assertRegex(str(caught.exception.all[1]), "rank 1 is not that of rank 0: .*weights_begin.dtype is a type")
+            before = ranks.each(lambda engine: engine.infer_batch(batches[engine.rank], "sft")["loss"])
             with self.assertRaisesRegex(titanium.BadConfig, "param_groups.*rank 1"):
                 ranks.engines[1].param_groups[0]["lr"] = 0.5
                 ranks.each(lambda engine: engine.train_batch(batches[engine.rank], "sft"))

@@ -27,9 +27,17 @@ bool same(const CommConfig& a, const CommConfig& b) {
          a.train_timeout_seconds == b.train_timeout_seconds;
 }
 
-// A line for every key, so that a difference can be named.
+// A line for every argument, so that one that differs, or that one rank alone has, can be named.
 std::string lines_of(const std::string& name, const Json& json) {
-  return name + " " + json.dump(1, ' ', false, Json::error_handler_t::replace);
+  std::string lines = name + '\n';
+  const Json flat = json.flatten();
+  for (const auto& [path, value] : flat.items()) {  // "/loss/clip_ratio"
+    if (!path.empty()) {
+      lines += fmt::format("{} = {}\n", path.substr(1),
+                           value.dump(-1, ' ', false, Json::error_handler_t::replace));
+    }
+  }
+  return lines;
 }
 
 }  // namespace
