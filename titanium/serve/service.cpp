@@ -156,11 +156,18 @@ void Service::meet(const CommConfig& comm) {
 
 void Service::lose(const std::string& why) noexcept {
   std::shared_ptr<World> world;
+  std::string cause;
   {
     const std::lock_guard lock(world_mutex_);
     world = world_;
+    cause = cause_;
   }
-  if (world && world->size() > 1) world->fail(why);
+  if (world && world->size() > 1) world->fail(cause.empty() ? why : cause);
+}
+
+void Service::will_lose(const std::string& why) {
+  const std::lock_guard lock(world_mutex_);
+  cause_ = why;
 }
 
 BaseEngine& Service::engine() {
