@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import re
 import tempfile
+import time
 import unittest
 
 import common
@@ -251,6 +252,27 @@ class Ranks(unittest.TestCase):
                 losses.append(ranks.each(lambda engine: engine.train_batch(batches[engine.rank], "sft")["loss"]))
                 ranks.each(lambda engine: engine.close())
         self.assertEqual(*losses)
+
+    def test_a_loss_that_takes_too_long_is_named(self):
+        whole = common.batch(LENGTHS)
+        for transport in ("local", "gloo"):
+            for asked, layout in enumerate(({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})):
+                cfg = {**common.config(**layout), "comm": {"transport": transport, "train_timeout_seconds": 1}}
+                with self.subTest(transport, **layout), Clients([cfg] * 2) as ranks:
+                    ranks.each(lambda engine: engine.initialize())
+                    loss = common.sft_loss(whole)
+
+                    def slow(i, stats):
+                        time.sleep(4)
+                        return loss(i, stats)
+
+                    with self.assertRaises(titanium.RankLost) as caught:
+                        ranks.each(lambda engine: engine.train_batch(whole, slow))
+                    both = caught.exception.all  # the rank that was asked is told when its loss has come back
+                    self.assertEqual([type(error) for error in both], [titanium.RankLost] * 2)
+                    for error in both:
+                        self.assertRegex(str(error), rf"rank {asked} .* 1 s \(comm\.train_timeout_seconds\)")
+                    self.assertRegex(str(both[1 - asked]), "step 0, in the caller's loss")
 
     def test_a_client_that_closes_leaves_the_others_a_word(self):
         batches = parts(common.batch(LENGTHS), 2)

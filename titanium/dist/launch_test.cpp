@@ -165,7 +165,8 @@ TEST(Launch, ARankThatStopsIsNamedAndEnded) {
   const std::string text = outcome.text();
   EXPECT_NE(
       text.find(
-          "RankLost: rank 1 did not come to an all_reduce within 2 s; its last progress: step 10, forward"),
+          "RankLost: rank 1 did not come to an all_reduce within 2 s (comm.train_timeout_seconds); its last "
+          "progress: step 10, forward"),
       text.npos)
       << text;
   EXPECT_LT(Clock::now() - start, seconds(40));

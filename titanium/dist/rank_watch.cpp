@@ -33,7 +33,7 @@ std::string of_rank(const char* what, int rank) {
 
 std::string last_seen(int64_t step, std::string_view action) {
   if (step < 0 && action.empty()) return "it had not begun to work";
-  return fmt::format("last at step {}, {}", step, action);
+  return fmt::format("last at step {}, {}", std::max<int64_t>(step, 0), action);
 }
 
 // What a rank says of itself.
