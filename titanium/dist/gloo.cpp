@@ -204,6 +204,9 @@ class GlooWorld final : public WatchedWorld {
       : rank_(options.rank), size_(options.size) {
     maker_->meeting = meeting;
     RankWatchOptions all = options;
+    all.come = [maker = maker_, rank = rank_](Board& board) {
+      board.set(fmt::format("address/{}", rank), maker->address);
+    };
     all.met = [maker = maker_, size = size_](Board& board) {
       // Ranks at the store's own host may have found it by its loopback address: not when others come from
       // elsewhere.
@@ -214,16 +217,13 @@ class GlooWorld final : public WatchedWorld {
     };
     watch_ = std::make_shared<RankWatch>(
         all,
-        [maker = maker_, rank = rank_, hosts = options.hosts,
-         within = options.init_timeout]() -> std::unique_ptr<Board> {
+        [maker = maker_, hosts = options.hosts, within = options.init_timeout]() -> std::unique_ptr<Board> {
           const Meeting& meeting = maker->meeting;
           const int listener = hosts ? listen_at(meeting.port) : -1;
           const Reached reached = reach(meeting.addr, meeting.port, Clock::now() + within);
           maker->address = reached.own;
           maker->store_address = reached.other;
-          auto board = std::make_unique<StoreBoard>(meeting.open(reached.other, listener, within));
-          board->set(fmt::format("address/{}", rank), maker->address);
-          return board;
+          return std::make_unique<StoreBoard>(meeting.open(reached.other, listener, within));
         });
   }
 

@@ -25,7 +25,9 @@ constexpr milliseconds kCause{1000};   // for which a lost connection waits for 
 constexpr milliseconds kSettle{2000};  // for which a host stays after a failure, for the others to read it
 constexpr milliseconds kStale{3500};   // without a sign of life: no longer answers
 const char kEnd[] = "end";             // the first failure
-const char kRank0[] = "rank 0";        // RankWatchOptions::host where it is a rank
+const char kMeeting[] = "meeting";     // its outcome, which stands: kComplete or kRefused
+const char kComplete[] = "complete", kRefused[] = "refused";
+const char kRank0[] = "rank 0";  // RankWatchOptions::host where it is a rank
 
 std::string of_rank(const char* what, int rank) {
   return fmt::format("{}/{}", what, rank);
@@ -181,12 +183,18 @@ struct RankWatch::Shared {
   void meet() {
     const Clock::time_point deadline = Clock::now() + options.init_timeout;
     const std::string size = std::to_string(options.size);
+    // False when all have met: then who finds fault is the stray one, and the run is none of its business.
     const auto tell_others = [&](const std::string& message) {
+      if (board->set_once(kMeeting, kRefused) == kComplete) return false;
       board->set_once(kEnd, fmt::format("{} {}", options.rank, message));
       if (options.hosts) std::this_thread::sleep_for(kSettle / 4);  // while they read it
+      return true;
     };
     const auto refuse = [&](const std::string& message) {
-      tell_others(fmt::format("rank {} failed: {}", options.rank, message));
+      if (!tell_others(fmt::format("rank {} failed: {}", options.rank, message))) {
+        throw BadConfig("{}: {}; a run is under way there, which this process is no part of", options.where,
+                        message);
+      }
       throw BadConfig("{}: {}", options.where, message);
     };
     if (const std::string other = board->set_once("size", size); other != size) {
@@ -195,11 +203,12 @@ struct RankWatch::Shared {
     if (board->add(of_rank("here", options.rank), 1) != 1) {
       refuse(fmt::format("two processes have RANK={}", options.rank));
     }
+    if (options.come) options.come(*board);
     board->add("met", 1);
-    for (milliseconds pause(5); board->add("met", 0) < options.size;
-         pause = std::min(pause * 2, milliseconds(100))) {
+    for (milliseconds pause(5);; pause = std::min(pause * 2, milliseconds(100))) {
       read_end();
       check();
+      if (board->add("met", 0) >= options.size && board->set_once(kMeeting, kComplete) == kComplete) break;
       if (Clock::now() > deadline) {
         std::vector<int> missing;
         for (int rank = 0; rank < options.size; ++rank) {
@@ -208,7 +217,7 @@ struct RankWatch::Shared {
         const std::string message = fmt::format(
             "{}: of {} ranks, {} did not come within {:g} s (comm.init_timeout_seconds)", options.where,
             options.size, fmt::join(missing, " "), options.init_timeout.count() / 1e3);
-        tell_others(message);
+        if (!tell_others(message)) break;  // they have come now
         throw RankLost("{}", message);
       }
       std::this_thread::sleep_for(pause);
