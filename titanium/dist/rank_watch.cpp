@@ -40,7 +40,7 @@ std::string last_seen(int64_t step, std::string_view action) {
 
 // What a rank says of itself.
 struct Beat {
-  int64_t count = 0;
+  int64_t count = 0, progress = 0;  // beats, and calls of progress(), so far
   std::vector<int> waits_for;
   std::string last;        // last_seen()
   std::string calls = "";  // line(call) of each that it waits in
@@ -59,7 +59,7 @@ struct Beat {
   }
 
   std::string text() const {
-    return fmt::format("{}\n{}\n{}{}", count, fmt::join(waits_for, " "), last, calls);
+    return fmt::format("{} {}\n{}\n{}{}", count, progress, fmt::join(waits_for, " "), last, calls);
   }
   static Beat parse(const std::string& text) {
     Beat beat;
@@ -67,7 +67,9 @@ struct Beat {
     const size_t first = text.find('\n');
     const size_t second = first == text.npos ? text.npos : text.find('\n', first + 1);
     if (second == text.npos) return beat;
-    beat.count = std::atoll(text.c_str());
+    char* after_count = nullptr;
+    beat.count = std::strtoll(text.c_str(), &after_count, 10);
+    beat.progress = std::strtoll(after_count, nullptr, 10);
     const char* at = text.c_str() + first + 1;
     while (at < text.c_str() + second) {
       char* end = nullptr;
@@ -114,7 +116,7 @@ struct RankWatch::Shared {
   std::map<uint64_t, Waiting> waiting;
   uint64_t next_id = 0;
   std::vector<Loss> losses;
-  int64_t step = -1;
+  int64_t step = -1, progressed = 0;  // progressed: how often
   std::string action;
   Clock::time_point turned = Clock::now();  // when the board last answered
 
@@ -122,11 +124,12 @@ struct RankWatch::Shared {
   int64_t beats = 0;
   bool told_progress = false;
   std::string last_of_host = "it had not begun to work";
-  Clock::time_point last_beat, compared;
+  Clock::time_point last_beat, compared, followed;
   Clock::time_point failed_at;
   struct Seen {
-    int64_t count = -1;
-    Clock::time_point since;
+    int64_t count = -1, progress = 0;
+    Clock::time_point since;                   // the count is as it is
+    std::optional<Clock::time_point> went_on;  // when the progress was last seen to change
   };
   std::map<int, Seen> seen;
 
@@ -296,6 +299,7 @@ struct RankWatch::Shared {
         beat.calls += Beat::line(one.call);
       }
       beat.last = last_seen(step, action);
+      beat.progress = progressed;
     }
     board->set(of_rank("beat", options.rank), beat.text());
     if (options.hosts || options.host != kRank0) return;
@@ -319,7 +323,8 @@ struct RankWatch::Shared {
     return read_end();
   }
 
-  // Whoever did not come within the timeout.
+  // Whoever did not come within the timeout, and did not go on with anything either: one that computes for
+  // long, in a stage of a pipeline say, is waited for.
   bool judge() {
     std::optional<Waiting> longest;
     {
@@ -339,6 +344,10 @@ struct RankWatch::Shared {
                     fmt::format("found a bug: it is at {}, rank {} at {}", longest->call.what, rank, other));
       }
     }
+    if (waited > beat_pause && Clock::now() - followed > beat_pause) {
+      followed = Clock::now();
+      culprit(longest->ranks);  // from early on: what it does is seen by how it changes
+    }
     const Clock::duration look =
         std::max<Clock::duration>(options.timeout - 3 * kBeat - kStale, options.timeout / 2);
     if (waited >= look && options.size <= 256) {
@@ -346,6 +355,7 @@ struct RankWatch::Shared {
     }
     if (waited < options.timeout) return false;
     const int rank = culprit(longest->ranks);
+    if (seen[rank].went_on && Clock::now() - *seen[rank].went_on < options.timeout) return false;
     return tell(
         rank,
         fmt::format("did not come within {:g} s (comm.train_timeout_seconds) while rank {} waited in {}{}",
@@ -356,7 +366,11 @@ struct RankWatch::Shared {
   Beat look_at(int rank) {
     const Beat beat = Beat::parse(board->get(of_rank("beat", rank)));
     Seen& one = seen[rank];
-    if (beat.count != one.count) one = {beat.count, Clock::now()};
+    const bool first = one.count < 0;
+    if (beat.count != one.count) one.since = Clock::now();
+    if (beat.progress != one.progress && !first) one.went_on = Clock::now();
+    one.count = beat.count;
+    one.progress = beat.progress;
     return beat;
   }
   bool stale(int rank) {
@@ -389,6 +403,19 @@ struct RankWatch::Shared {
       next = std::move(after);
     }
     return last;
+  }
+
+  // In a thread of its own: ends what waits when the board does not answer, and the board's thread with it.
+  void guard() {
+    std::unique_lock lock(mutex);
+    while (!failure && !ended) {
+      changed.wait_for(lock, beat_pause, [&] { return failure || ended; });
+      const Clock::time_point latest = Clock::now() - options.timeout - milliseconds(500);
+      if (turned > latest) continue;
+      for (auto& [id, one] : waiting) {
+        if (one.since < latest) one.abort();
+      }
+    }
   }
 
   // Says that the failure was read; true while a host must stay for others to read it.
@@ -438,6 +465,7 @@ struct RankWatch::Shared {
 RankWatch::RankWatch(const RankWatchOptions& options, std::function<std::unique_ptr<Board>()> connect)
     : options_(options), shared_(std::make_shared<Shared>(options)) {
   std::thread([shared = shared_, connect = std::move(connect)] { shared->run(connect); }).detach();
+  std::thread([shared = shared_] { shared->guard(); }).detach();
   std::unique_lock lock(shared_->mutex);
   const bool done = shared_->changed.wait_for(lock, options.init_timeout + seconds(2),
                                               [&] { return shared_->met || shared_->ended; });
@@ -506,6 +534,7 @@ void RankWatch::progress(int64_t step, std::string_view action) {
   const std::lock_guard lock(shared_->mutex);
   if (step >= 0) shared_->step = step;
   shared_->action = action;
+  ++shared_->progressed;
 }
 
 void RankWatch::fail(const std::string& reason) noexcept {

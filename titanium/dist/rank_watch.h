@@ -32,7 +32,8 @@ struct RankWatchOptions {
   std::function<void(Board&)> come, met;
 };
 
-// One rank at the board, which a thread of its own reads and writes, a few times a second.
+// One rank at the board, which a thread of its own reads and writes, a few times a second; a second one
+// looks whether that hangs.
 class RankWatch {
  public:
   // Returns when all ranks have come.  `connect` runs in the thread.  BadConfig when ranks do not fit
@@ -52,9 +53,9 @@ class RankWatch {
     std::string what = "";  // "a barrier over ranks 0 1"
   };
 
-  // This rank waits for others.  When the run fails, or they do not come within the timeout, or are at
-  // another call of the same number, `abort` is called, from another thread.  RankLost when the run has
-  // failed.
+  // This rank waits for others.  When the run fails, or they neither come nor go on with anything within the
+  // timeout, or are at another call of the same number, or the board does not answer for that long, `abort`
+  // is called, from another thread, maybe more than once.  RankLost when the run has failed.
   class Wait {
    public:
     Wait(RankWatch& watch, const std::vector<int>& ranks, const Call& call, std::function<void()> abort);
