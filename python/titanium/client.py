@@ -13,7 +13,7 @@ from .errors import BadConfig, BadData, ServerDied, TitaniumError, from_kind
 from .losses import encode_loss_answer
 from .process import ServerProcess, describe_status, find_binary, open_pidfd, peer_pidfd, rank_environment
 from .stream import WeightStream
-from .wire import Channel, ConnectionLost, Message, json_number
+from .wire import Channel, ConnectionLost, Message, encode, json_number
 
 _END = 10.0  # seconds that a server has to end by itself
 
@@ -258,6 +258,13 @@ class Engine:
         options: dtype ("bfloat16" by default, "float32", ..., "master" for that of the masters), keep_fp32 (names), tied_head,
         bucket_bytes, version, checksums, threads.
         """
+        try:
+            encode(Message("method", "weights_begin", 0, options))
+        except TitaniumError as error:  # it cannot be sent: the other ranks, which wait for this call, hear why
+            if self.world_size > 1:
+                with contextlib.suppress(TitaniumError):
+                    self._call("weights_begin", {"refused by the client": ascii(str(error))})
+            raise
         reply = self._call("weights_begin", options)
         return WeightStream(self, reply.body)
 

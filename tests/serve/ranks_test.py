@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import os
+import re
 import tempfile
+import time
 import unittest
 
 import common
@@ -204,6 +206,20 @@ class Ranks(unittest.TestCase):
                 lambda engine: engine.train_batch(batches[engine.rank], {"name": "sft", "loss_agg_mode": ["token-mean", "seq-mean-token-sum"][engine.rank]}),
                 "the call of rank 1 .*seq-mean-token-sum", titanium.BadConfig,
             )  # fmt: skip
+            differs = "the call of rank 1 is not that of rank 0: "
+            for option, words in (
+                ({"dtype": "float32"}, differs + "'dtype = \"float32\"' against ''"),
+                ({"dtype": "int8"}, differs + "'dtype = \"int8\"' against ''"),
+                ({"color": "red"}, differs + "'color = \"red\"' against ''"),
+                ({"bucket_bytes": -1}, differs + "'bucket_bytes = -1' against ''"),
+                ({"keep_fp32": ["model.norm.weight"]}, differs + "'keep_fp32/0 = \"model.norm.weight\"' against ''"),
+            ):
+                all_refused(lambda engine: engine.get_per_tensor_param(**option if engine.rank == 1 else {}), re.escape(words), titanium.BadConfig)
+            with self.assertRaisesRegex(titanium.BadConfig, "dtype is a type") as caught:  # on the client
+                ranks.each(lambda engine: engine.get_per_tensor_param(**{"dtype": np.float32} if engine.rank == 0 else {}))
+            self.assertEqual([type(error) for error in caught.exception.all], [titanium.BadConfig] * 2)
+            self.assertRegex(str(caught.exception.all[1]), "rank 1 is not that of rank 0: .*weights_begin.dtype is a type")
+            before = ranks.each(lambda engine: engine.infer_batch(batches[engine.rank], "sft")["loss"])
             with self.assertRaisesRegex(titanium.BadConfig, "param_groups.*rank 1"):
                 ranks.engines[1].param_groups[0]["lr"] = 0.5
                 ranks.each(lambda engine: engine.train_batch(batches[engine.rank], "sft"))
@@ -236,6 +252,27 @@ class Ranks(unittest.TestCase):
                 losses.append(ranks.each(lambda engine: engine.train_batch(batches[engine.rank], "sft")["loss"]))
                 ranks.each(lambda engine: engine.close())
         self.assertEqual(*losses)
+
+    def test_a_loss_that_takes_too_long_is_named(self):
+        whole = common.batch(LENGTHS)
+        for transport in ("local", "gloo"):
+            for asked, layout in enumerate(({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})):
+                cfg = {**common.config(**layout), "comm": {"transport": transport, "train_timeout_seconds": 1}}
+                with self.subTest(transport, **layout), Clients([cfg] * 2) as ranks:
+                    ranks.each(lambda engine: engine.initialize())
+                    loss = common.sft_loss(whole)
+
+                    def slow(i, stats):
+                        time.sleep(4)
+                        return loss(i, stats)
+
+                    with self.assertRaises(titanium.RankLost) as caught:
+                        ranks.each(lambda engine: engine.train_batch(whole, slow))
+                    both = caught.exception.all  # the rank that was asked is told when its loss has come back
+                    self.assertEqual([type(error) for error in both], [titanium.RankLost] * 2)
+                    for error in both:
+                        self.assertRegex(str(error), rf"rank {asked} .* 1 s \(comm\.train_timeout_seconds\)")
+                    self.assertRegex(str(both[1 - asked]), "step 0, in the caller's loss")
 
     def test_a_client_that_closes_leaves_the_others_a_word(self):
         batches = parts(common.batch(LENGTHS), 2)

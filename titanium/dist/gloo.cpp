@@ -38,6 +38,9 @@ std::string first_line(const std::exception& e) {
   return text.substr(0, text.find('\n'));
 }
 
+// Gloo's own timeout, which closes all connections: it is the watch that says how long to wait.
+constexpr std::chrono::hours kNever{24 * 20};  // an int holds its milliseconds
+
 class StoreBoard final : public Board {
  public:
   explicit StoreBoard(Store store) : store_(std::move(store)) {}
@@ -81,6 +84,11 @@ struct Meeting {
   }
 };
 
+std::string did_not_come(const RankWatch& watch) {
+  return fmt::format("did not come within {:g} s (comm.train_timeout_seconds)",
+                     watch.timeout().count() / 1e3);
+}
+
 class GlooWires final : public Wires {
  public:
   GlooWires(std::shared_ptr<RankWatch> watch, c10::intrusive_ptr<c10d::ProcessGroupGloo> group,
@@ -120,17 +128,15 @@ class GlooWires final : public Wires {
     void wait() override {
       const RankWatch::Wait waiting(*wires_.watch_, {wires_.ranks_[peer_]}, wires_.call_,
                                     [this] { work_->abort(); });
-      const Clock::time_point start = Clock::now();
       bool done = false;
       try {
-        // Gloo's own timeout closes all connections: it is for when the watch itself hangs.
-        done = work_->wait(wires_.watch_->timeout() + milliseconds(500));
+        done = work_->wait(kNever);
       } catch (const std::exception& e) {
-        wires_.lost(peer_, Clock::now() - start);
+        wires_.closed(peer_);
       }
       if (done) return;
       wires_.watch_->check();
-      wires_.lost(peer_, Clock::now() - start);
+      wires_.lost(peer_, did_not_come(*wires_.watch_));
     }
 
    private:
@@ -144,17 +150,13 @@ class GlooWires final : public Wires {
     try {
       return std::make_unique<Work>(*this, peer, start());
     } catch (const std::exception& e) {
-      lost(peer, {});
+      closed(peer);
     }
   }
 
-  [[noreturn]] void lost(int peer, Clock::duration waited) const {
-    watch_->lost({ranks_[peer]},
-                 waited < watch_->timeout()
-                     ? "ended or was killed"
-                     : fmt::format("did not come within {:g} s (comm.train_timeout_seconds)",
-                                   watch_->timeout().count() / 1e3),
-                 call_.what);
+  [[noreturn]] void closed(int peer) const { lost(peer, "ended or was killed"); }
+  [[noreturn]] void lost(int peer, const std::string& problem) const {
+    watch_->lost({ranks_[peer]}, problem, call_.what);
   }
 
   std::shared_ptr<RankWatch> watch_;
@@ -204,6 +206,9 @@ class GlooWorld final : public WatchedWorld {
       : rank_(options.rank), size_(options.size) {
     maker_->meeting = meeting;
     RankWatchOptions all = options;
+    all.come = [maker = maker_, rank = rank_](Board& board) {
+      board.set(fmt::format("address/{}", rank), maker->address);
+    };
     all.met = [maker = maker_, size = size_](Board& board) {
       // Ranks at the store's own host may have found it by its loopback address: not when others come from
       // elsewhere.
@@ -214,16 +219,13 @@ class GlooWorld final : public WatchedWorld {
     };
     watch_ = std::make_shared<RankWatch>(
         all,
-        [maker = maker_, rank = rank_, hosts = options.hosts,
-         within = options.init_timeout]() -> std::unique_ptr<Board> {
+        [maker = maker_, hosts = options.hosts, within = options.init_timeout]() -> std::unique_ptr<Board> {
           const Meeting& meeting = maker->meeting;
           const int listener = hosts ? listen_at(meeting.port) : -1;
           const Reached reached = reach(meeting.addr, meeting.port, Clock::now() + within);
           maker->address = reached.own;
           maker->store_address = reached.other;
-          auto board = std::make_unique<StoreBoard>(meeting.open(reached.other, listener, within));
-          board->set(fmt::format("address/{}", rank), maker->address);
-          return board;
+          return std::make_unique<StoreBoard>(meeting.open(reached.other, listener, within));
         });
   }
 
@@ -276,7 +278,7 @@ class GlooWorld final : public WatchedWorld {
             maker->store = maker->meeting.open(maker->store_address, -1, maker->meeting.timeout);
           store = maker->store;
         }
-        auto options = c10d::ProcessGroupGloo::Options::create(maker->meeting.timeout);
+        auto options = c10d::ProcessGroupGloo::Options::create(kNever);
         options->devices = devices_at(maker->address);
         options->threads = 1;  // which do nothing: send and receive do not use them
         group = c10::make_intrusive<c10d::ProcessGroupGloo>(
@@ -291,24 +293,19 @@ class GlooWorld final : public WatchedWorld {
       making->changed.notify_all();
     }).detach();
 
-    const Clock::time_point start = Clock::now();
     std::unique_lock lock(making->mutex);
-    making->changed.wait_for(lock, watch_->timeout() + milliseconds(500),
-                             [&] { return making->done || making->given_up; });
+    making->changed.wait(lock, [&] { return making->done || making->given_up; });
     if (making->done && making->group) return std::move(making->group);
     const std::exception_ptr error = making->error;
     lock.unlock();
     watch_->check();
-    const bool late = Clock::now() - start >= watch_->timeout();
-    std::string problem = late ? fmt::format("did not come within {:g} s (comm.train_timeout_seconds)",
-                                             watch_->timeout().count() / 1e3)
-                               : "could not be reached";
+    std::string problem = did_not_come(*watch_);
     try {
       if (error) std::rethrow_exception(error);
     } catch (const BadConfig&) {
       throw;
     } catch (const std::exception& e) {
-      if (!late) problem += fmt::format(" ({})", first_line(e));
+      problem = fmt::format("could not be reached ({})", first_line(e));
     }
     watch_->lost(others, problem, what);
   }

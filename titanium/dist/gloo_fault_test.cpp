@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <future>
 #include <thread>
@@ -285,6 +286,56 @@ std::vector<std::string> meet(std::pair<int, int> first, std::pair<int, int> sec
 TEST(GlooMeeting, RanksThatDoNotFit) {
   for (const std::string& error : meet({0, 2}, {1, 3})) expect_parts(error, {"WORLD_SIZE="});
   EXPECT_EQ(meet({0, 2}, {1, 2}), (std::vector<std::string>{"", ""}));
+}
+
+// Who comes to a run that goes on is refused, and the run does not notice.
+TEST(GlooMeeting, AStrayProcessIsRefusedAlone) {
+  const CommConfig comm = {.init_timeout_seconds = 5, .train_timeout_seconds = 5};
+  const int port = free_port();
+  std::atomic<bool> met = false, stop = false;
+  std::vector<std::future<int>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::async(std::launch::async, [&, rank] {
+      const std::shared_ptr<World> world = gloo_world(comm, rank, 3, "127.0.0.1", port);
+      int steps = 0;
+      for (const Group all = world->all();; ++steps) {
+        if (all.sum(stop ? 1 : 0) > 0) return steps;
+        met = true;
+        std::this_thread::sleep_for(milliseconds(10));
+      }
+    }));
+  }
+  for (int i = 0; i < 1000 && !met; ++i) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_TRUE(met);
+  const std::string where = fmt::format("MASTER_ADDR=127.0.0.1 MASTER_PORT={}: ", port);
+  const std::string under_way = "; a run is under way there, which this process is no part of";
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(error_of(comm, 1, 3, "127.0.0.1", port), where + "two processes have RANK=1" + under_way);
+    EXPECT_EQ(error_of(comm, 1, 2, "127.0.0.1", port),
+              where + "rank 1 is given WORLD_SIZE=2, another rank 3" + under_way);
+    EXPECT_EQ(error_of(comm, 7, 8, "127.0.0.1", port),
+              where + "rank 7 is given WORLD_SIZE=8, another rank 3" + under_way);
+    expect_parts(error_of(comm, 0, 3, "127.0.0.1", port), {"in use"});
+    // One that is killed as it knocks.
+    std::vector<std::vector<Process>> stray(1);
+    stray[0].push_back(start_process([&] {
+      std::thread([] {
+        std::this_thread::sleep_for(milliseconds(5));
+        raise(SIGKILL);
+      }).detach();
+      gloo_world(comm, 2, 3, "127.0.0.1", port);
+    }));
+    finish(stray, seconds(10));
+  }
+  std::this_thread::sleep_for(milliseconds(1500));  // in which a run that was ended would say so
+  stop = true;
+  for (std::future<int>& rank : ranks) {
+    try {
+      EXPECT_GT(rank.get(), 10);
+    } catch (const Error& e) {
+      ADD_FAILURE() << "the run ended: " << e.what();
+    }
+  }
 }
 
 }  // namespace

@@ -131,6 +131,7 @@ class Lines {
 struct Rank {
   pid_t pid = -1;
   bool running = false;
+  std::optional<Clock::time_point> stopped = std::nullopt;  // since when, by SIGSTOP and the like
 };
 
 struct Ended {
@@ -261,7 +262,8 @@ class Launcher {
     for (const Lines& lines : lines_) {
       if (lines.fd() >= 0) polls.push_back({.fd = lines.fd(), .events = POLLIN, .revents = 0});
     }
-    if (::poll(polls.data(), polls.size(), failures_.empty() && !unheard_ ? -1 : 50) < 0 && errno != EINTR) {
+    const bool waits = failures_.empty() && !unheard_ && !stopped_again();
+    if (::poll(polls.data(), polls.size(), waits ? -1 : 50) < 0 && errno != EINTR) {
       system_error("poll");
     }
   }
@@ -270,9 +272,15 @@ class Launcher {
     signalfd_siginfo info = {};
     while (::read(signals_, &info, sizeof info) == sizeof info) {
       if (info.ssi_signo == SIGCHLD) continue;
+      last_passed_on_ = Clock::now();
       passed_on_.push_back(static_cast<int>(info.ssi_signo));
-      to_all(passed_on_.back());
+      end_all(passed_on_.back());
     }
+  }
+
+  void end_all(int signal) const {
+    to_all(signal);
+    to_all(SIGCONT);  // one that is stopped hears nothing else
   }
 
   void to_all(int signal) const {
@@ -283,9 +291,9 @@ class Launcher {
 
   void reap() {
     for (size_t i = 0; i < ranks_.size(); ++i) {
-      int status = 0;
-      if (!ranks_[i].running || ::waitpid(ranks_[i].pid, &status, WNOHANG) != ranks_[i].pid) continue;
-      ranks_[i].running = false;
+      const std::optional<int> ended = end_of(ranks_[i]);
+      if (!ended) continue;
+      const int status = *ended;
       if (status == 0) continue;
       if (stopped(status)) {
         stopped_ = WEXITSTATUS(status);
@@ -294,6 +302,25 @@ class Launcher {
       if (failures_.empty()) first_failure_ = Clock::now();
       if (!terminated_) failures_.push_back({static_cast<int>(i), status});  // else it was us
     }
+  }
+
+  // The status, once it has ended; takes note of its stops.
+  static std::optional<int> end_of(Rank& rank) {
+    int status = 0;
+    while (rank.running && ::waitpid(rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == rank.pid) {
+      rank.stopped.reset();
+      if (WIFSTOPPED(status)) rank.stopped = Clock::now();
+      if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
+      rank.running = false;
+      return status;
+    }
+    return std::nullopt;
+  }
+
+  // Some rank is, although it was told to end and to go on.
+  bool stopped_again() const {
+    return !passed_on_.empty() && std::any_of(ranks_.begin(), ranks_.end(),
+                                              [](const Rank& rank) { return rank.running && rank.stopped; });
   }
 
   // It has come to a good end on a signal that was passed on, and says so: the others do too.
@@ -311,12 +338,19 @@ class Launcher {
   }
 
   void end_the_others() {
+    // A rank that saves may take its time; one that is stopped does not come to its end.
+    if (stopped_again()) {
+      for (const Rank& rank : ranks_) {
+        if (rank.running && rank.stopped &&
+            Clock::now() - std::max(*rank.stopped, last_passed_on_) > kForSigterm)
+          ::kill(rank.pid, SIGKILL);
+      }
+    }
     if ((failures_.empty() && !unheard_) || running() == 0) return;
     const Clock::time_point now = Clock::now();
     if (!terminated_) {
       if (!unheard_ && now - first_failure_ < kForThemselves) return;
-      to_all(SIGTERM);
-      to_all(SIGCONT);  // one that is stopped hears nothing else
+      end_all(SIGTERM);
       terminated_ = now;
       ended_others_ = true;
     } else if (now - *terminated_ > kForSigterm) {
@@ -329,7 +363,8 @@ class Launcher {
   std::vector<Ended> failures_;  // in the order seen
   Clock::time_point first_failure_;
   std::vector<int> passed_on_;  // signals
-  int stopped_ = 0;             // the status of ranks that ended on one of them
+  Clock::time_point last_passed_on_;
+  int stopped_ = 0;  // the status of ranks that ended on one of them
   std::optional<Clock::time_point> terminated_;
   bool ended_others_ = false, unheard_ = false;
   int signals_ = -1;

@@ -11,7 +11,8 @@ constexpr const char* kLauncherVariable = "TITANIUM_LAUNCH";
 // Runs `command` (a program and its arguments) `ranks` times with the variables of torchrun (RANK,
 // WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and, where it is not set,
 // OMP_NUM_THREADS = the rank's share of the cores.  Each line that a rank writes is written here with "[rank]
-// " in front; ranks have no standard input.  SIGINT, SIGTERM and SIGHUP are passed on to all.
+// " in front; ranks have no standard input.  SIGINT, SIGTERM and SIGHUP are passed on to all, with a
+// SIGCONT for those that are stopped; one that is stopped again gets a SIGKILL some seconds later.
 //
 // When a rank ends with another status than 0, or by a signal, the others are given a moment to find that out
 // and say so; those that are left get a SIGTERM, and some seconds later a SIGKILL.  The last line on standard

@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -41,10 +43,10 @@ struct Outcome {
   }
 };
 
-// Runs the program with standard output and error in one; `meddle` is called once with the launcher when all
-// `ranks` have said their pids.
+// Runs the program with standard output and error in one; `meddle` is called once with the launcher and
+// the ranks when all `ranks` have said their pids.
 Outcome run(const std::vector<std::string>& arguments, size_t ranks = 0,
-            const std::function<void(pid_t)>& meddle = {}) {
+            const std::function<void(pid_t, const std::vector<pid_t>&)>& meddle = {}) {
   int ends[2] = {};
   EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const pid_t child = ::fork();
@@ -75,7 +77,7 @@ Outcome run(const std::vector<std::string>& arguments, size_t ranks = 0,
     }
     if (!meddled && outcome.pids.size() == ranks) {
       meddled = true;
-      meddle(child);
+      meddle(child, outcome.pids);
     }
   }
   ::close(ends[0]);
@@ -163,7 +165,8 @@ TEST(Launch, ARankThatStopsIsNamedAndEnded) {
   const std::string text = outcome.text();
   EXPECT_NE(
       text.find(
-          "RankLost: rank 1 did not come to an all_reduce within 2 s; its last progress: step 10, forward"),
+          "RankLost: rank 1 did not come to an all_reduce within 2 s (comm.train_timeout_seconds); its last "
+          "progress: step 10, forward"),
       text.npos)
       << text;
   EXPECT_LT(Clock::now() - start, seconds(40));
@@ -182,14 +185,15 @@ TEST(Launch, ARankThatNeverMeetsTheOthersIsNamed) {
 TEST(Launch, SignalsArePassedOn) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const Outcome outcome =
-        run({"launch", "2", "forever"}, 2, [&](pid_t launcher) { ::kill(launcher, signal); });
+        run({"launch", "2", "forever"}, 2, [&](pid_t launcher, auto&) { ::kill(launcher, signal); });
     EXPECT_EQ(outcome.code(), 128 + signal) << outcome.text();
     expect_none_left(outcome, 2);
   }
 }
 
 TEST(Launch, RanksThatEndWellOnASignalAreNotEnded) {
-  const Outcome outcome = run({"launch", "3", "obey"}, 3, [&](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  const Outcome outcome =
+      run({"launch", "3", "obey"}, 3, [&](pid_t launcher, auto&) { ::kill(launcher, SIGTERM); });
   EXPECT_EQ(outcome.code(), 128 + SIGTERM) << outcome.text();
   for (const char* line : {"[0] saved", "[1] saved", "[2] saved"})
     EXPECT_TRUE(outcome.has(line)) << line << "\n" << outcome.text();
@@ -198,14 +202,54 @@ TEST(Launch, RanksThatEndWellOnASignalAreNotEnded) {
 
 TEST(Launch, RanksThatNeverStopTalkingAreHeardAndEnded) {
   const Outcome outcome =
-      run({"launch", "2", "flood"}, 2, [&](pid_t launcher) { ::kill(launcher, SIGTERM); });
+      run({"launch", "2", "flood"}, 2, [&](pid_t launcher, auto&) { ::kill(launcher, SIGTERM); });
   EXPECT_EQ(outcome.code(), 128 + SIGTERM);
+  expect_none_left(outcome, 2);
+}
+
+bool is_stopped(pid_t pid) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+  const std::string text(std::istreambuf_iterator<char>(stat), {});
+  return text.find(") T ") != text.npos;
+}
+
+// Stops all ranks, and then asks the launcher to end.  What it takes without an end is cut off.
+Outcome end_stopped(const std::vector<std::string>& arguments, int signal) {
+  std::jthread cut_off;
+  return run(arguments, 2, [&](pid_t launcher, const std::vector<pid_t>& ranks) {
+    for (const pid_t rank : ranks) ::kill(rank, SIGSTOP);
+    for (const pid_t rank : ranks) {
+      for (int i = 0; i < 1000 && !is_stopped(rank); ++i) std::this_thread::sleep_for(milliseconds(5));
+      EXPECT_TRUE(is_stopped(rank));
+    }
+    ::kill(launcher, signal);
+    cut_off = std::jthread([launcher](const std::stop_token& done) {
+      for (int i = 0; i < 300 && !done.stop_requested(); ++i) std::this_thread::sleep_for(milliseconds(100));
+      if (!done.stop_requested()) ::kill(launcher, SIGKILL);
+    });
+  });
+}
+
+TEST(Launch, RanksThatAreStoppedHearThatTheyShallEnd) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const Outcome outcome = end_stopped({"launch", "2", "forever"}, signal);
+    EXPECT_EQ(outcome.status, (128 + signal) << 8) << outcome.text();
+    expect_none_left(outcome, 2);
+  }
+  const Outcome outcome = end_stopped({"launch", "2", "obey"}, SIGTERM);
+  EXPECT_EQ(outcome.status, (128 + SIGTERM) << 8) << outcome.text();
+  EXPECT_TRUE(outcome.has("[0] saved") && outcome.has("[1] saved")) << outcome.text();
+}
+
+TEST(Launch, ARankThatStopsWhenItShallEndIsKilled) {
+  const Outcome outcome = end_stopped({"launch", "2", "stubborn"}, SIGTERM);
+  EXPECT_EQ(outcome.status, (128 + SIGKILL) << 8) << outcome.text();
   expect_none_left(outcome, 2);
 }
 
 TEST(Launch, NoRankOutlivesALauncherThatIsKilled) {
   const Outcome outcome =
-      run({"launch", "3", "forever"}, 3, [](pid_t launcher) { ::kill(launcher, SIGKILL); });
+      run({"launch", "3", "forever"}, 3, [](pid_t launcher, auto&) { ::kill(launcher, SIGKILL); });
   EXPECT_TRUE(WIFSIGNALED(outcome.status));
   expect_none_left(outcome, 3);
 }

@@ -27,6 +27,7 @@ constexpr uint64_t kFileBytes = uint64_t{1} << 40;  // pages exist once they are
 constexpr milliseconds kSlice{20};                  // how long a waiting rank sleeps before it looks around
 constexpr milliseconds kFresh{1000};                // a rank that waits has looked around since
 constexpr uint64_t kPage = 4096;
+const char kKey[] = "comm.train_timeout_seconds";
 constexpr size_t kActionWords = 6;
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
@@ -250,8 +251,8 @@ void LocalEnd::await(LocalCounter& counter, uint32_t target, int rank, std::stri
       }
       if (Clock::now() < end) continue;
       const double seconds = static_cast<double>(timeout_.count()) / 1000;
-      lose(lost, lost == rank ? fmt::format("did not come to {} within {} s", call, seconds)
-                              : fmt::format("kept the others waiting for {} s", seconds));
+      lose(lost, lost == rank ? fmt::format("did not come to {} within {} s ({})", call, seconds, kKey)
+                              : fmt::format("kept the others waiting for {} s ({})", seconds, kKey));
     }
   } catch (...) {
     leave();

@@ -111,7 +111,7 @@ class NcclTransport final : public Transport {
       const c10::intrusive_ptr<c10d::Work> work = start();
       while (!work->isCompleted()) {
         const Clock::duration waited = Clock::now() - begin;
-        if (given_up || waited > watch.timeout() + milliseconds(500)) {
+        if (given_up) {
           group_->abort();
           watch.check();
           watch.lost(others_,

@@ -25,7 +25,9 @@ constexpr milliseconds kCause{1000};   // for which a lost connection waits for 
 constexpr milliseconds kSettle{2000};  // for which a host stays after a failure, for the others to read it
 constexpr milliseconds kStale{3500};   // without a sign of life: no longer answers
 const char kEnd[] = "end";             // the first failure
-const char kRank0[] = "rank 0";        // RankWatchOptions::host where it is a rank
+const char kMeeting[] = "meeting";     // its outcome, which stands: kComplete or kRefused
+const char kComplete[] = "complete", kRefused[] = "refused";
+const char kRank0[] = "rank 0";  // RankWatchOptions::host where it is a rank
 
 std::string of_rank(const char* what, int rank) {
   return fmt::format("{}/{}", what, rank);
@@ -33,12 +35,12 @@ std::string of_rank(const char* what, int rank) {
 
 std::string last_seen(int64_t step, std::string_view action) {
   if (step < 0 && action.empty()) return "it had not begun to work";
-  return fmt::format("last at step {}, {}", step, action);
+  return fmt::format("last at step {}, {}", std::max<int64_t>(step, 0), action);
 }
 
 // What a rank says of itself.
 struct Beat {
-  int64_t count = 0;
+  int64_t count = 0, progress = 0;  // beats, and calls of progress(), so far
   std::vector<int> waits_for;
   std::string last;        // last_seen()
   std::string calls = "";  // line(call) of each that it waits in
@@ -57,7 +59,7 @@ struct Beat {
   }
 
   std::string text() const {
-    return fmt::format("{}\n{}\n{}{}", count, fmt::join(waits_for, " "), last, calls);
+    return fmt::format("{} {}\n{}\n{}{}", count, progress, fmt::join(waits_for, " "), last, calls);
   }
   static Beat parse(const std::string& text) {
     Beat beat;
@@ -65,7 +67,9 @@ struct Beat {
     const size_t first = text.find('\n');
     const size_t second = first == text.npos ? text.npos : text.find('\n', first + 1);
     if (second == text.npos) return beat;
-    beat.count = std::atoll(text.c_str());
+    char* after_count = nullptr;
+    beat.count = std::strtoll(text.c_str(), &after_count, 10);
+    beat.progress = std::strtoll(after_count, nullptr, 10);
     const char* at = text.c_str() + first + 1;
     while (at < text.c_str() + second) {
       char* end = nullptr;
@@ -112,7 +116,7 @@ struct RankWatch::Shared {
   std::map<uint64_t, Waiting> waiting;
   uint64_t next_id = 0;
   std::vector<Loss> losses;
-  int64_t step = -1;
+  int64_t step = -1, progressed = 0;  // progressed: how often
   std::string action;
   Clock::time_point turned = Clock::now();  // when the board last answered
 
@@ -120,11 +124,12 @@ struct RankWatch::Shared {
   int64_t beats = 0;
   bool told_progress = false;
   std::string last_of_host = "it had not begun to work";
-  Clock::time_point last_beat, compared;
+  Clock::time_point last_beat, compared, followed;
   Clock::time_point failed_at;
   struct Seen {
-    int64_t count = -1;
-    Clock::time_point since;
+    int64_t count = -1, progress = 0;
+    Clock::time_point since;                   // the count is as it is
+    std::optional<Clock::time_point> went_on;  // when the progress was last seen to change
   };
   std::map<int, Seen> seen;
 
@@ -181,12 +186,18 @@ struct RankWatch::Shared {
   void meet() {
     const Clock::time_point deadline = Clock::now() + options.init_timeout;
     const std::string size = std::to_string(options.size);
+    // False when all have met: then who finds fault is the stray one, and the run is none of its business.
     const auto tell_others = [&](const std::string& message) {
+      if (board->set_once(kMeeting, kRefused) == kComplete) return false;
       board->set_once(kEnd, fmt::format("{} {}", options.rank, message));
       if (options.hosts) std::this_thread::sleep_for(kSettle / 4);  // while they read it
+      return true;
     };
     const auto refuse = [&](const std::string& message) {
-      tell_others(fmt::format("rank {} failed: {}", options.rank, message));
+      if (!tell_others(fmt::format("rank {} failed: {}", options.rank, message))) {
+        throw BadConfig("{}: {}; a run is under way there, which this process is no part of", options.where,
+                        message);
+      }
       throw BadConfig("{}: {}", options.where, message);
     };
     if (const std::string other = board->set_once("size", size); other != size) {
@@ -195,11 +206,12 @@ struct RankWatch::Shared {
     if (board->add(of_rank("here", options.rank), 1) != 1) {
       refuse(fmt::format("two processes have RANK={}", options.rank));
     }
+    if (options.come) options.come(*board);
     board->add("met", 1);
-    for (milliseconds pause(5); board->add("met", 0) < options.size;
-         pause = std::min(pause * 2, milliseconds(100))) {
+    for (milliseconds pause(5);; pause = std::min(pause * 2, milliseconds(100))) {
       read_end();
       check();
+      if (board->add("met", 0) >= options.size && board->set_once(kMeeting, kComplete) == kComplete) break;
       if (Clock::now() > deadline) {
         std::vector<int> missing;
         for (int rank = 0; rank < options.size; ++rank) {
@@ -208,7 +220,7 @@ struct RankWatch::Shared {
         const std::string message = fmt::format(
             "{}: of {} ranks, {} did not come within {:g} s (comm.init_timeout_seconds)", options.where,
             options.size, fmt::join(missing, " "), options.init_timeout.count() / 1e3);
-        tell_others(message);
+        if (!tell_others(message)) break;  // they have come now
         throw RankLost("{}", message);
       }
       std::this_thread::sleep_for(pause);
@@ -287,6 +299,7 @@ struct RankWatch::Shared {
         beat.calls += Beat::line(one.call);
       }
       beat.last = last_seen(step, action);
+      beat.progress = progressed;
     }
     board->set(of_rank("beat", options.rank), beat.text());
     if (options.hosts || options.host != kRank0) return;
@@ -310,7 +323,8 @@ struct RankWatch::Shared {
     return read_end();
   }
 
-  // Whoever did not come within the timeout.
+  // Whoever did not come within the timeout, and did not go on with anything either: one that computes for
+  // long, in a stage of a pipeline say, is waited for.
   bool judge() {
     std::optional<Waiting> longest;
     {
@@ -330,6 +344,10 @@ struct RankWatch::Shared {
                     fmt::format("found a bug: it is at {}, rank {} at {}", longest->call.what, rank, other));
       }
     }
+    if (waited > beat_pause && Clock::now() - followed > beat_pause) {
+      followed = Clock::now();
+      culprit(longest->ranks);  // from early on: what it does is seen by how it changes
+    }
     const Clock::duration look =
         std::max<Clock::duration>(options.timeout - 3 * kBeat - kStale, options.timeout / 2);
     if (waited >= look && options.size <= 256) {
@@ -337,6 +355,7 @@ struct RankWatch::Shared {
     }
     if (waited < options.timeout) return false;
     const int rank = culprit(longest->ranks);
+    if (seen[rank].went_on && Clock::now() - *seen[rank].went_on < options.timeout) return false;
     return tell(
         rank,
         fmt::format("did not come within {:g} s (comm.train_timeout_seconds) while rank {} waited in {}{}",
@@ -347,7 +366,11 @@ struct RankWatch::Shared {
   Beat look_at(int rank) {
     const Beat beat = Beat::parse(board->get(of_rank("beat", rank)));
     Seen& one = seen[rank];
-    if (beat.count != one.count) one = {beat.count, Clock::now()};
+    const bool first = one.count < 0;
+    if (beat.count != one.count) one.since = Clock::now();
+    if (beat.progress != one.progress && !first) one.went_on = Clock::now();
+    one.count = beat.count;
+    one.progress = beat.progress;
     return beat;
   }
   bool stale(int rank) {
@@ -380,6 +403,19 @@ struct RankWatch::Shared {
       next = std::move(after);
     }
     return last;
+  }
+
+  // In a thread of its own: ends what waits when the board does not answer, and the board's thread with it.
+  void guard() {
+    std::unique_lock lock(mutex);
+    while (!failure && !ended) {
+      changed.wait_for(lock, beat_pause, [&] { return failure || ended; });
+      const Clock::time_point latest = Clock::now() - options.timeout - milliseconds(500);
+      if (turned > latest) continue;
+      for (auto& [id, one] : waiting) {
+        if (one.since < latest) one.abort();
+      }
+    }
   }
 
   // Says that the failure was read; true while a host must stay for others to read it.
@@ -429,6 +465,7 @@ struct RankWatch::Shared {
 RankWatch::RankWatch(const RankWatchOptions& options, std::function<std::unique_ptr<Board>()> connect)
     : options_(options), shared_(std::make_shared<Shared>(options)) {
   std::thread([shared = shared_, connect = std::move(connect)] { shared->run(connect); }).detach();
+  std::thread([shared = shared_] { shared->guard(); }).detach();
   std::unique_lock lock(shared_->mutex);
   const bool done = shared_->changed.wait_for(lock, options.init_timeout + seconds(2),
                                               [&] { return shared_->met || shared_->ended; });
@@ -497,6 +534,7 @@ void RankWatch::progress(int64_t step, std::string_view action) {
   const std::lock_guard lock(shared_->mutex);
   if (step >= 0) shared_->step = step;
   shared_->action = action;
+  ++shared_->progressed;
 }
 
 void RankWatch::fail(const std::string& reason) noexcept {

@@ -25,17 +25,20 @@ class Board {
 struct RankWatchOptions {
   int rank = 0, size = 1;
   std::chrono::milliseconds init_timeout{}, timeout{};
-  bool hosts = false;               // the board is in this process: it lives until the others have read it
-  std::string where;                // "MASTER_ADDR=... MASTER_PORT=..."
-  std::string host;                 // who ended when the board is gone: "rank 0"
-  std::function<void(Board&)> met;  // called in the thread once all have come
+  bool hosts = false;  // the board is in this process: it lives until the others have read it
+  std::string where;   // "MASTER_ADDR=... MASTER_PORT=..."
+  std::string host;    // who ended when the board is gone: "rank 0"
+  // Called in the thread: once this rank is known to be one of the run's, and once all have come.
+  std::function<void(Board&)> come, met;
 };
 
-// One rank at the board, which a thread of its own reads and writes, a few times a second.
+// One rank at the board, which a thread of its own reads and writes, a few times a second; a second one
+// looks whether that hangs.
 class RankWatch {
  public:
   // Returns when all ranks have come.  `connect` runs in the thread.  BadConfig when ranks do not fit
-  // (another size, the same rank twice), or what connect throws; RankLost names those that did not come.
+  // (another size, the same rank twice), or what connect throws; RankLost names those that did not come.  A
+  // process that comes to a run whose ranks have all met gets the BadConfig alone: the run goes on.
   RankWatch(const RankWatchOptions& options, std::function<std::unique_ptr<Board>()> connect);
   // Tells the others that this rank needs nothing more.  The host stays until all have, for the timeout at
   // most.
@@ -50,9 +53,9 @@ class RankWatch {
     std::string what = "";  // "a barrier over ranks 0 1"
   };
 
-  // This rank waits for others.  When the run fails, or they do not come within the timeout, or are at
-  // another call of the same number, `abort` is called, from another thread.  RankLost when the run has
-  // failed.
+  // This rank waits for others.  When the run fails, or they neither come nor go on with anything within the
+  // timeout, or are at another call of the same number, or the board does not answer for that long, `abort`
+  // is called, from another thread, maybe more than once.  RankLost when the run has failed.
   class Wait {
    public:
     Wait(RankWatch& watch, const std::vector<int>& ranks, const Call& call, std::function<void()> abort);

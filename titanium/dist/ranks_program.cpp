@@ -62,6 +62,13 @@ int run_rank(const std::string& what, int who) {
     }
     return 0;
   }
+  if (what == "stubborn") {  // stops when it shall end
+    std::signal(SIGTERM, [](int) {
+      while (true) ::raise(SIGSTOP);
+    });
+    print(fmt::format("pid {}", ::getpid()));
+    while (true) ::pause();
+  }
   if (what == "obey") {  // a good end on a signal, at different moments
     static volatile std::sig_atomic_t caught = 0;
     std::signal(SIGTERM, [](int signal) { caught = signal; });

@@ -342,7 +342,7 @@ EngineOutput TitanEngine::train_batch(const EngineBatch& batch, const Loss& loss
 }
 
 std::pair<TensorStream, std::optional<Json>> TitanEngine::get_per_tensor_param(const SyncOptions& options) {
-  require_initialized("get_per_tensor_param");
+  agree(world_->all(), [&] { require_initialized("get_per_tensor_param"); });
   return {titanium::get_per_tensor_param(*session_->store, options), std::nullopt};
 }
 

@@ -267,9 +267,14 @@ void Executor::loss(const Work& work, int32_t index, MicroBatch& m, WorkResult& 
 
 Executor::Answer Executor::ask(const Loss& loss, const TokenStats& now, const PackedBatch& batch,
                                const std::vector<at::Tensor>& leaves) {
+  World& world = store_.mesh().world();
+  const bool of_source = loss.on_source_rank();
   const auto here = [&] {
     Answer answer;
+    // It is as slow as it is, and the ranks that wait shall know for what.
+    if (of_source && world.size() > 1) world.progress(-1, "in the caller's loss");
     answer.sum = loss(now, batch);
+    if (of_source && world.size() > 1) world.progress(-1, "with the answer of the caller's loss");
     if (!leaves.empty() && answer.sum.loss.requires_grad()) {  // else it has nothing to train
       answer.grads =
           torch::autograd::grad({answer.sum.loss}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
@@ -278,9 +283,8 @@ Executor::Answer Executor::ask(const Loss& loss, const TokenStats& now, const Pa
     answer.sum.loss = answer.sum.loss.detach().to(at::kDouble);
     return answer;
   };
-  const bool of_source = loss.on_source_rank();
   Answer answer;
-  if (store_.mesh().world().size() == 1) {
+  if (world.size() == 1) {
     answer = here();
   } else {
     const auto failed = [&](std::exception_ptr error) {

@@ -30,10 +30,19 @@ Fd take_signals(bool spawned) {
   return fd;
 }
 
+bool asked_to_end(int signals) {
+  pollfd poll{signals, POLLIN, 0};
+  return ::poll(&poll, 1, 0) > 0;
+}
+
 Ending run_session(Connection& connection, Service& service, Listener* listener, int signals, Log& log) {
   WatchOptions options;
   options.listener = listener;
   options.signals = signals;
+  // The server's thread may be the first to tell the others; to it the client is gone.
+  options.cuts = [&service, signals](const std::string& why) {
+    if (asked_to_end(signals)) service.will_lose(why);
+  };
   // Who has said nothing was no client (see serve_listening).
   options.lost = [&service, listener](const std::string& why) {
     if (listener == nullptr || service.was_called()) service.lose(why);
@@ -62,11 +71,6 @@ int status(Ending ending, Service& service) {
       return exit_code(service.failure().value_or(ErrorKind::kBug));
   }
   return exit_code(ErrorKind::kBug);
-}
-
-bool asked_to_end(int signals) {
-  pollfd poll{signals, POLLIN, 0};
-  return ::poll(&poll, 1, 0) > 0;
 }
 
 // False when a signal asks for the end.

@@ -27,9 +27,17 @@ bool same(const CommConfig& a, const CommConfig& b) {
          a.train_timeout_seconds == b.train_timeout_seconds;
 }
 
-// A line for every key, so that a difference can be named.
+// A line for every argument, so that one that differs, or that one rank alone has, can be named.
 std::string lines_of(const std::string& name, const Json& json) {
-  return name + " " + json.dump(1, ' ', false, Json::error_handler_t::replace);
+  std::string lines = name + '\n';
+  const Json flat = json.flatten();
+  for (const auto& [path, value] : flat.items()) {  // "/loss/clip_ratio"
+    if (!path.empty()) {
+      lines += fmt::format("{} = {}\n", path.substr(1),
+                           value.dump(-1, ' ', false, Json::error_handler_t::replace));
+    }
+  }
+  return lines;
 }
 
 }  // namespace
@@ -148,11 +156,18 @@ void Service::meet(const CommConfig& comm) {
 
 void Service::lose(const std::string& why) noexcept {
   std::shared_ptr<World> world;
+  std::string cause;
   {
     const std::lock_guard lock(world_mutex_);
     world = world_;
+    cause = cause_;
   }
-  if (world && world->size() > 1) world->fail(why);
+  if (world && world->size() > 1) world->fail(cause.empty() ? why : cause);
+}
+
+void Service::will_lose(const std::string& why) {
+  const std::lock_guard lock(world_mutex_);
+  cause_ = why;
 }
 
 BaseEngine& Service::engine() {

@@ -43,6 +43,8 @@ class Service {
   // Tells the other ranks that this one is lost; what it waits for them in ends with a RankLost.  From any
   // thread.
   void lose(const std::string& why) noexcept;
+  // From now on lose() says this, whatever it is given.  From any thread.
+  void will_lose(const std::string& why);
 
   // Answers one client until it ends.  The engine stays; scopes and streams that the client left open are
   // closed.
@@ -94,8 +96,9 @@ class Service {
   const EngineRegistry& registry_;
   Log& log_;
   OpenWorld open_;
-  std::mutex world_mutex_;        // of the pointer, which lose() reads
+  std::mutex world_mutex_;        // of the two that lose() reads
   std::shared_ptr<World> world_;  // null before the first create; outlives the engine
+  std::string cause_;             // of will_lose(); else empty
   Group ranks_;                   // all of them, on a channel that is the service's own
   CommConfig comm_;               // of the meeting
   Connection* connection_ = nullptr;

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "titanium/dist/run_ranks.h"
 #include "titanium/formats/safetensors.h"
 #include "titanium/loss/policy_loss.h"
 #include "titanium/serve/test_client.h"
@@ -285,6 +286,32 @@ TEST(Service, ACheckpointIsTheWayBack) {
   }
   EXPECT_FALSE(std::filesystem::exists(step(2)));
   EXPECT_TRUE(std::filesystem::exists(step(3)));
+}
+
+// A signal cuts the connection, so that to the server's thread the client is gone.
+TEST(ServiceRanks, TheOthersHearTheCauseThatIsKnownFirst) {
+  for (const bool known : {true, false}) {
+    std::string told;
+    EXPECT_THROW(run_ranks(2,
+                           [&](std::shared_ptr<World> world) {
+                             TestService served([&](const CommConfig&) { return world; });
+                             Message create = create_call();
+                             create.body["config"]["engine"]["data_parallel_shard_size"] = 2;
+                             TestClient client(served.service);
+                             client.reply(create);
+                             if (world->rank() == 1) {
+                               if (known) served.service.will_lose("a signal asked the server to end");
+                               EXPECT_EQ(client.leave(), Ending::kGone);
+                               throw RankLost("rank 1 ends");
+                             }
+                             told = client.refusal(method("initialize"));
+                           }),
+                 RankLost);
+    EXPECT_NE(told.find(known ? "rank 1 failed: a signal asked the server to end"
+                              : "rank 1 failed: its client is gone"),
+              std::string::npos)
+        << told;
+  }
 }
 
 }  // namespace

@@ -18,10 +18,12 @@ namespace titanium {
 
 // What a Service needs, and what it logged.
 struct TestService {
+  explicit TestService(Service::OpenWorld open = {}) : service(registry, log, std::move(open)) {}
+
   std::vector<std::string> lines;
   Log log{options()};
   EngineRegistry registry;
-  Service service{registry, log};
+  Service service;
 
  private:
   LogOptions options() {

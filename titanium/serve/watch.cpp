@@ -57,9 +57,10 @@ void Watch::run() {
     if (polls[kSignals].revents != 0) why = "a signal asked the server to end";
     if (polls[kListener].revents != 0 && why.empty()) refuse();
   }
+  const auto deadline = std::chrono::steady_clock::now() + options_.grace;
+  if (options_.cuts) options_.cuts(why);
   connection_.shutdown();
   if (options_.lost) options_.lost(why);
-  const auto deadline = std::chrono::steady_clock::now() + options_.grace;
   while (true) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())

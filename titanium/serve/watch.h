@@ -16,8 +16,9 @@ struct WatchOptions {
   // The server's thread has this long to come back from what it computes when its client is gone; then
   // `give_up`.
   std::chrono::milliseconds grace{4000};
-  // Called on the watching thread; the first at once, the other may end the process.
-  std::function<void(const std::string&why)> lost, give_up;
+  // Called on the watching thread.  The first before the connection is cut, so that who finds it cut knows
+  // why; the second behind that; the last may end the process.
+  std::function<void(const std::string&why)> cuts, lost, give_up;
 };
 
 class Watch {

@@ -1,6 +1,7 @@
 #include "titanium/serve/watch.h"
 
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -163,6 +164,27 @@ TEST(Watch, ASignalEndsTheServer) {
     EXPECT_EQ(::read(signals.get(), &info, sizeof info), static_cast<ssize_t>(sizeof info));
   }
   ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
+}
+
+TEST(Watch, TheReasonIsKnownBeforeTheConnectionIsCut) {
+  auto [a, b] = socket_pair();
+  Connection connection(std::move(b));
+  const Fd signals(::eventfd(1, EFD_CLOEXEC));  // readable, as a signalfd is once a signal has come
+  std::atomic<bool> known = false, told = false;
+  {
+    WatchOptions options;
+    options.signals = signals.get();
+    options.cuts = [&](const std::string& why) {
+      EXPECT_EQ(why, "a signal asked the server to end");
+      std::this_thread::sleep_for(milliseconds(100));
+      known = true;
+    };
+    options.lost = [&](const std::string&) { told = true; };
+    Watch watch(connection, options);
+    EXPECT_FALSE(connection.receive());
+    EXPECT_TRUE(known);
+  }
+  EXPECT_TRUE(told);
 }
 
 }  // namespace

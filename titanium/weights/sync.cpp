@@ -106,9 +106,14 @@ std::vector<BucketPlan> plan_buckets(const std::vector<TensorSpec>& tensors, uin
   return plans;
 }
 
-// For the agreement of ranks.
-std::string describe(const std::vector<TensorSpec>& tensors) {
-  std::string text;
+// For the agreement of ranks: a line for each option, so that the one that differs is named.
+std::string describe(const SyncOptions& options, const std::vector<TensorSpec>& tensors) {
+  const std::set<std::string> kept(options.keep_fp32.begin(), options.keep_fp32.end());
+  std::string text = fmt::format(
+      "dtype = {}\nkeep_fp32 = {}\ntied_head = {}\nbucket_bytes = {}\nversion = {}\nchecksums = {}\n",
+      options.dtype ? name(*options.dtype) : "that of the masters", fmt::join(kept, ", "), options.tied_head,
+      options.bucket_bytes, options.version ? std::to_string(*options.version) : "the next",
+      options.checksums);
   for (const TensorSpec& t : tensors)
     text += fmt::format("{} {} [{}]\n", t.name, name(t.dtype), fmt::join(t.shape, ", "));
   return text;
@@ -133,7 +138,8 @@ struct BucketStream::State {
   State(ParamStore& store, const SyncOptions& options);
   ~State();
 
-  void start(const std::function<bool(size_t)>& wanted);  // tensors, in buckets
+  void prepare(const ParamStore& store, const SyncOptions& options);  // what one rank alone may refuse
+  void start(const std::function<bool(size_t)>& wanted);              // tensors, in buckets
   void run();
   void give_memory(const BucketPlan& plan, Filled& out);
   void take_back(Filled filled);
@@ -174,7 +180,21 @@ BucketStream::State::State(ParamStore& store, const SyncOptions& options)
       bucket_bytes(options.bucket_bytes),
       checksums(options.checksums),
       threads(options.threads > 0 ? options.threads : at::get_num_threads()) {
+  // Of all ranks, those of other copies too: one that refuses would leave them in a stream that it knows
+  // nothing of.
+  const Group& all = store.mesh().all();
+  agree(all, [&] { prepare(store, options); });
+  if (all.size() > 1) {
+    agree_on(all, "the stream of weights that is asked for", describe(options, header.tensors));
+  }
+  header.version = store.stream_version(options.version);
+  if (ranks.size() > 1) gatherer.emplace(store, ranks, bucket_bytes / 4);
+  hold = store.hold(fmt::format("a stream of weights (version {})", header.version));
+}
+
+void BucketStream::State::prepare(const ParamStore& store, const SyncOptions& options) {
   check(store, options);
+  if (ranks.size() > 1) store.check_free();  // two streams would share the group
   std::map<const Weight*, std::vector<Slice>> slices;
   for (const Slice& slice : store.slices()) slices[slice.weight].push_back(slice);
   const std::set<std::string> kept(options.keep_fp32.begin(), options.keep_fp32.end());
@@ -191,15 +211,6 @@ BucketStream::State::State(ParamStore& store, const SyncOptions& options)
   }
   header.buckets =
       static_cast<int64_t>(plan_buckets(header.tensors, bucket_bytes, [](size_t) { return true; }).size());
-  header.version = store.stream_version(options.version);
-  if (ranks.size() > 1) {
-    store.check_free();  // two streams would share the group
-    agree_on(ranks, "the stream of weights that is asked for",
-             fmt::format("version {} bucket_bytes {} checksums {}\n{}\n", header.version, bucket_bytes,
-                         checksums, describe(header.tensors)));
-    gatherer.emplace(store, ranks, bucket_bytes / 4);
-  }
-  hold = store.hold(fmt::format("a stream of weights (version {})", header.version));
 }
 
 void BucketStream::State::start(const std::function<bool(size_t)>& wanted) {

@@ -8,11 +8,12 @@
 // a weight as it shall be sent (the masters' own dtype, or the cast that the optimizer left for the next
 // forward), a TensorStream gives a view of that and makes no bucket of it.
 //
-// On many ranks every rank of a dp_replicate copy gets the whole stream, bitwise the same: all of them open
-// it with the same options, and step through it alike, one stream at a time.  A bucket is gathered in rounds
-// that take a quarter of one (64 KB at least, 8 MB at most) beside it.  A rank that closes its stream early
-// waits until the others come to the next bucket, where they get a BadConfig that says so; where they do not
-// come within the world's timeout, RankLost.
+// On many ranks every one gets the whole stream, bitwise the same: all of them, those of other dp_replicate
+// copies too, open it with the same options (`threads` is each rank's own), and step through it alike, one
+// stream at a time.  What one rank refuses all refuse, with its rank and the option.  A bucket is gathered in
+// rounds that take a quarter of one (64 KB at least, 8 MB at most) beside it.  A rank that closes its stream
+// early waits until the others come to the next bucket, where they get a BadConfig that says so; where they
+// do not come within the world's timeout, RankLost.
 //
 // While a stream is open the masters must stand still: whoever writes them (optimizer, load, init) gets a
 // BadConfig from ParamStore and has changed nothing.  A stream is open until next() has given nothing, or
@@ -69,7 +70,7 @@ struct Bucket {
 class BucketStream {
  public:
   // BadConfig for a dtype that weights cannot have, for a name in keep_fp32 that the model lacks, and for a
-  // bucket of 0 bytes.  The store outlives the stream.
+  // bucket of 0 bytes; on all ranks where they differ.  The store outlives the stream.
   BucketStream(ParamStore& store, const SyncOptions& options);
   BucketStream(BucketStream&&) noexcept;
   BucketStream& operator=(BucketStream&&) noexcept;

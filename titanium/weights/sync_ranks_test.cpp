@@ -188,21 +188,78 @@ TEST(StreamRanks, ALostRankEndsTheOthers) {
   EXPECT_SAYS(errors[2], "RankLost");
 }
 
-TEST(StreamRanks, AnotherStreamOnAnotherRankIsRefused) {
+// What one rank asks for alone, and what all are told.
+struct OddOne {
+  std::string what;
+  std::function<void(SyncOptions&)> change;
+  std::string told;
+};
+
+const std::vector<OddOne>& odd_ones() {
+  const std::string differs = "the stream of weights that is asked for of rank {} is not that of rank 0: ";
+  static const std::vector<OddOne> all = {
+      {"dtype", [](auto& o) { o.dtype = Dtype::F32; }, differs + "'dtype = F32' against 'dtype = BF16'"},
+      {"no dtype", [](auto& o) { o.dtype.reset(); },
+       differs + "'dtype = that of the masters' against 'dtype = BF16'"},
+      {"keep_fp32", [](auto& o) { o.keep_fp32 = {"norm.weight"}; },
+       differs + "'keep_fp32 = norm.weight' against 'keep_fp32 = '"},
+      {"tied_head", [](auto& o) { o.tied_head = true; },
+       differs + "'tied_head = true' against 'tied_head = false'"},
+      {"bucket_bytes", [](auto& o) { o.bucket_bytes = 501; },
+       differs + "'bucket_bytes = 501' against 'bucket_bytes = 500'"},
+      {"version", [](auto& o) { o.version = 40; }, differs + "'version = 40' against 'version = the next'"},
+      {"checksums", [](auto& o) { o.checksums = false; },
+       differs + "'checksums = false' against 'checksums = true'"},
+      {"a bad dtype", [](auto& o) { o.dtype = Dtype::I64; }, "rank {}: "},
+      {"a name that is not there", [](auto& o) { o.keep_fp32 = {"nothing"}; },
+       "rank {}: stream of weights: keep_fp32 names 'nothing'"},
+      {"no bucket", [](auto& o) { o.bucket_bytes = 0; }, "rank {}: stream of weights: bucket_bytes = 0"},
+      {"a bad version", [](auto& o) { o.version = -1; }, "rank {}: stream of weights: version = -1"},
+      {"threads", [](auto& o) { o.threads = -1; }, "rank {}: stream of weights: threads = -1"}};
+  return all;
+}
+
+TEST(StreamRanks, WhatOneRankRefusesAllRefuse) {
+  for (const Layout& layout :
+       {Layout{1, 2, 1}, Layout{2, 1, 1}, Layout{2, 1, 2}, Layout{1, 1, 1, {0, 0, 1, 1}}}) {
+    const int odd = layout.ranks() - 1;  // of the last copy
+    std::vector<std::vector<std::string>> errors(layout.ranks());
+    on_ranks(layout, [&](ToyRank& rank) {
+      rank.fill();
+      for (const OddOne& one : odd_ones()) {
+        SyncOptions options{.bucket_bytes = 500};
+        if (rank.mesh.rank() == odd) one.change(options);
+        errors[rank.mesh.rank()].push_back(error_of([&] { tensors_of(rank, options); }));
+      }
+      const SyncOptions well{.bucket_bytes = 500, .threads = rank.mesh.rank() + 1};
+      EXPECT_EQ(tensors_of(rank, well).names.size(), rank.table.weights().size());
+      TensorStream last = get_per_tensor_param(*rank.store, well);
+      EXPECT_EQ(last.header().version, 2) << "what was refused has no version";
+    });
+    for (const std::vector<std::string>& told : errors) {
+      for (size_t i = 0; i < odd_ones().size(); ++i) {
+        SCOPED_TRACE(::testing::PrintToString(layout) + ": " + odd_ones()[i].what);
+        std::string wanted = odd_ones()[i].told;
+        wanted.replace(wanted.find("{}"), 2, std::to_string(odd));
+        EXPECT_SAYS(told.at(i), "BadConfig: " + wanted);
+      }
+    }
+  }
+}
+
+TEST(StreamRanks, AStreamThatIsOpenOnOneRankIsRefusedOnAll) {
   std::vector<std::string> errors(2);
   on_ranks({1, 1, 2}, [&](ToyRank& rank) {
-    SyncOptions options;
-    if (rank.mesh.rank() == 1) options.keep_fp32 = {"norm.weight"};
-    errors[rank.mesh.rank()] = error_of([&] { tensors_of(rank, options); });
     TensorStream first = get_per_tensor_param(*rank.store);
     EXPECT_SAYS(error_of([&] { tensors_of(rank, {}); }), "is open: take it to its end or close it first");
     while (first.next()) {
     }
+    std::shared_ptr<const void> held;
+    if (rank.mesh.rank() == 1) held = rank.store->hold("a reader");
+    errors[rank.mesh.rank()] = error_of([&] { tensors_of(rank, {}); });
   });
-  for (const std::string& error : errors) {
-    EXPECT_SAYS(error, "BadConfig: the stream of weights that is asked for of rank 1 is not that of rank 0");
-    EXPECT_SAYS(error, "'norm.weight F32 [24]' against 'norm.weight BF16 [24]'");
-  }
+  for (const std::string& error : errors)
+    EXPECT_SAYS(error, "rank 1: the weights cannot change while a reader is open");
 }
 
 }  // namespace
