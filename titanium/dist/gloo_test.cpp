@@ -73,6 +73,21 @@ TEST(GlooWorld, ARankThatGoesOnIsWaitedFor) {
   }
 }
 
+TEST(GlooWorld, TwoThreadsMakeGroupsInAnyOrder) {
+  run_processes(
+      2,
+      [](std::shared_ptr<World> world) {
+        const auto work = [&](bool waits, const std::string& purpose) {
+          if (waits) std::this_thread::sleep_for(milliseconds(300));
+          return world->all(purpose).sum(1);
+        };
+        auto other = std::async(std::launch::async, work, world->rank() == 0, "save");
+        EXPECT_EQ(work(world->rank() == 1, ""), 2);
+        EXPECT_EQ(other.get(), 2);
+      },
+      milliseconds(5000));
+}
+
 // Ranks that may be on several hosts, here threads of this process.
 TEST(GlooWorld, IsWhatOpenWorldTakes) {
   LaunchEnv env;
