@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -189,7 +190,25 @@ struct Maker {
   Meeting meeting;
   std::string address, store_address;
   std::mutex mutex;
-  Store store;  // a connection of its own: the watch's is the watch's thread's
+  // Connections of their own: the watch's is the watch's thread's.  One for each group that is being made,
+  // because a wait in it keeps others out.
+  std::vector<Store> idle;
+
+  Store take() {
+    {
+      const std::lock_guard lock(mutex);
+      if (!idle.empty()) {
+        Store store = std::move(idle.back());
+        idle.pop_back();
+        return store;
+      }
+    }
+    return meeting.open(store_address, -1, meeting.timeout);
+  }
+  void give_back(Store store) {
+    const std::lock_guard lock(mutex);
+    idle.push_back(std::move(store));
+  }
 };
 
 struct Making {
@@ -240,14 +259,29 @@ class GlooWorld final : public WatchedWorld {
       throw Bug("rank {} of {} asks for the group of ranks {}", rank_, size_, fmt::join(ranks, " "));
     }
     if (ranks.size() == 1) return {};
-    const std::lock_guard lock(mutex_);
-    Group& group = groups_[{ranks, purpose}];
-    if (group.size() == 1) {
+    // Two threads make theirs at once, in whatever order the other ranks do.
+    std::unique_lock lock(mutex_);
+    const Key key{ranks, purpose};
+    made_.wait(lock, [&] { return !making_.contains(key); });
+    if (const auto found = groups_.find(key); found != groups_.end()) return found->second;
+    making_.insert(key);
+    lock.unlock();
+    const auto done = [&](const Group* group) {
+      lock.lock();
+      making_.erase(key);
+      if (group != nullptr) groups_.emplace(key, *group);
+      made_.notify_all();
+    };
+    try {
       const std::string name = fmt::format("group/{}/{}", fmt::join(ranks, ","), purpose);
-      group = Group(wire_transport(std::make_unique<GlooWires>(
+      const Group group(wire_transport(std::make_unique<GlooWires>(
           watch_, make(ranks, static_cast<int>(own - ranks.begin()), name), ranks, name)));
+      done(&group);
+      return group;
+    } catch (...) {
+      done(nullptr);
+      throw;
     }
-    return group;
   }
 
   void progress(int64_t step, std::string_view action) override { watch_->progress(step, action); }
@@ -271,18 +305,13 @@ class GlooWorld final : public WatchedWorld {
       std::exception_ptr error;
       c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
       try {
-        Store store;
-        {
-          const std::lock_guard lock(maker->mutex);
-          if (!maker->store)
-            maker->store = maker->meeting.open(maker->store_address, -1, maker->meeting.timeout);
-          store = maker->store;
-        }
+        const Store store = maker->take();
         auto options = c10d::ProcessGroupGloo::Options::create(kNever);
         options->devices = devices_at(maker->address);
         options->threads = 1;  // which do nothing: send and receive do not use them
         group = c10::make_intrusive<c10d::ProcessGroupGloo>(
             c10::make_intrusive<c10d::PrefixStore>(name, store), own, size, options);
+        maker->give_back(store);
       } catch (...) {
         error = std::current_exception();
       }
@@ -313,8 +342,11 @@ class GlooWorld final : public WatchedWorld {
   int rank_, size_;
   std::shared_ptr<Maker> maker_ = std::make_shared<Maker>();
   std::shared_ptr<RankWatch> watch_;
+  using Key = std::pair<std::vector<int>, std::string>;
   std::mutex mutex_;
-  std::map<std::pair<std::vector<int>, std::string>, Group> groups_;
+  std::condition_variable made_;
+  std::set<Key> making_;
+  std::map<Key, Group> groups_;
 };
 
 // What c10d has only the process for.  It prints a stack for each connection that closes; what matters of it
