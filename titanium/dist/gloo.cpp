@@ -4,6 +4,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Flags.h>
 #include <fmt/ranges.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -37,6 +39,15 @@ std::string first_line(const std::exception& e) {
   const auto* error = dynamic_cast<const c10::Error*>(&e);
   const std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
   return text.substr(0, text.find('\n'));
+}
+
+// For threads that write to the store: one whose host was killed is an error to be told, and no reason for
+// this process to end without a word.
+void hold_sigpipe() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
 // Gloo's own timeout, which closes all connections: it is the watch that says how long to wait.
@@ -239,6 +250,7 @@ class GlooWorld final : public WatchedWorld {
     watch_ = std::make_shared<RankWatch>(
         all,
         [maker = maker_, hosts = options.hosts, within = options.init_timeout]() -> std::unique_ptr<Board> {
+          hold_sigpipe();
           const Meeting& meeting = maker->meeting;
           const int listener = hosts ? listen_at(meeting.port) : -1;
           const Reached reached = reach(meeting.addr, meeting.port, Clock::now() + within);
@@ -302,6 +314,7 @@ class GlooWorld final : public WatchedWorld {
       making->changed.notify_all();
     });
     std::thread([making, maker = maker_, own, size = static_cast<int>(ranks.size()), name] {
+      hold_sigpipe();
       std::exception_ptr error;
       c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
       try {

@@ -159,8 +159,8 @@ void run_cases(const std::vector<Case>& cases) {
     const Case& fault = cases[i];
     for (int rank = 0; rank < fault.size; ++rank) {
       const Process& one = groups[i][rank];
-      const std::string what =
-          fmt::format("{}: rank {} after {:.1f} s: '{}'", name_of(fault), rank, one.took, one.message);
+      const std::string what = fmt::format("{}: rank {} after {:.1f} s, status {}: '{}'", name_of(fault),
+                                           rank, one.took, one.status, one.message);
       SCOPED_TRACE(what);
       EXPECT_TRUE(one.ended);
       EXPECT_LT(one.took, 12);  // the timeouts, and what loaded processors and name servers add
