@@ -122,7 +122,6 @@ int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
   Log log(options);
   Session session = open_session(config.model.path, config, log, /*load_weights=*/false,
                                  planned_world(flags.rank, flags.world_size));
-  for (const std::string& sentence : keys_without_effect(config)) log.warn("{}", sentence);
   const auto optimizer = make_optimizer(*session.store, optimizer_options(config.optimizer));
   const ParallelDims& dims = session.store->mesh().dims();
   StepShape shape = step_shape(config.training, dims);

@@ -284,6 +284,7 @@ SessionOptions session_options(const TrainConfig& config) {
 
 Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
                      bool load_weights, std::shared_ptr<World> world) {
+  for (const std::string& sentence : keys_without_effect(config)) log.warn("{}", sentence);
   SessionOptions options = session_options(config);
   options.world = std::move(world);
   options.load_weights = load_weights;
