@@ -1,5 +1,9 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <iostream>
 
 #include <ATen/Parallel.h>
@@ -19,12 +23,36 @@
 namespace titanium {
 namespace {
 
+constexpr int32_t kMostMicroBatches = 10000;
+
 struct Flags {
   std::string file, simulate, calibrate, html, trace;
   int32_t micro_batches = 0;
   int world_size = 1, rank = 0;
   bool quiet = false;
 };
+
+// Refuses a file that could not be written in the end, before any work.
+void check_output(const char* flag, const std::string& file, const std::vector<std::string>& others) {
+  namespace fs = std::filesystem;
+  if (file.empty()) return;
+  std::error_code error;
+  const fs::path path(file);
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    throw BadConfig("{} {}: is there and is not a regular file; allowed: a file to write", flag, file);
+  if (fs::exists(status) && ::access(file.c_str(), W_OK) != 0)
+    throw BadConfig("{} {}: cannot be written: {}", flag, file, std::strerror(errno));
+  if (!fs::is_directory(folder, error))
+    throw BadConfig("{} {}: there is no folder {}", flag, file, folder.string());
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    throw BadConfig("{} {}: the folder {}: {}", flag, file, folder.string(), std::strerror(errno));
+  for (const std::string& other : others) {
+    if (!other.empty() && fs::weakly_canonical(path, error) == fs::weakly_canonical(other, error))
+      throw BadConfig("{} {}: is also given as another file of this command", flag, file);
+  }
+}
 
 std::string place(const ParallelDims& dims, int rank) {
   const Coordinates at = coordinates_of(dims, rank);
@@ -83,6 +111,8 @@ int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
   }
   if (flags.simulate.empty() && !(flags.html.empty() && flags.trace.empty()))
     throw BadConfig("--html and --trace show a simulated step: give --simulate hardware.toml too");
+  check_output("--html", flags.html, {flags.file, flags.simulate, flags.trace});
+  check_output("--trace", flags.trace, {flags.file, flags.simulate});
   const TrainConfig config = load_train_config(flags.file, overrides);
   check_model(config);
   std::optional<Hardware> hardware;
@@ -96,13 +126,22 @@ int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
   const ParallelDims& dims = session.store->mesh().dims();
   StepShape shape = step_shape(config.training, dims);
   if (flags.micro_batches > 0) shape.micro_batches = flags.micro_batches;
+  if (shape.micro_batches > kMostMicroBatches) {
+    throw BadConfig(
+        "training.global_batch_size = {}, training.global_batch_tokens = {}: more than {} micro-batches of "
+        "{} "
+        "tokens a data rank; a plan of fewer: --micro-batches N",
+        config.training.global_batch_size, config.training.global_batch_tokens, kMostMicroBatches,
+        shape.tokens);
+  }
   const StepEstimate estimate = estimate_step(*session.step, *optimizer, shape);
   const auto pp = static_cast<size_t>(coordinates_of(dims, flags.rank).pp);
 
-  fmt::print("# {} {}: {} parameters, {} blocks, {} units; {} micro-batches of up to {} tokens a data rank\n",
+  fmt::print("# {} {}: {} parameters, {} blocks, {} units; {} micro-batch{} of up to {} tokens a data rank\n",
              session.spec.name.name, session.spec.name.flavor,
              human_number(static_cast<double>(session.store->parameters())), session.model->block_count(),
-             session.store->places().size(), shape.micro_batches, shape.tokens);
+             session.store->places().size(), shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
+             shape.tokens);
   fmt::print("# {}\n", place(dims, flags.rank));
   tell_pipeline(*session.step, shape);
   fmt::print("# memory: {}\n", estimate.ranks[pp].memory.text());
@@ -132,6 +171,7 @@ int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
 }
 
 int run_calibration(const Flags& flags, const std::vector<std::string>& overrides) {
+  check_output("--calibrate", flags.calibrate, {flags.file});
   const TrainConfig config = load_train_config(flags.file, overrides);
   check_model(config);
   return on_ranks(config.comm, [&](const std::shared_ptr<World>& world) {
@@ -157,29 +197,32 @@ void add_plan(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand(
       "plan", "print what a step of a run does on any cluster, what it holds and how long it takes");
   command->add_option("run.toml", flags->file, "the run; of the model only config.json is read")->required();
-  command->add_option("--world-size", flags->world_size, "ranks of the run; none of them is started")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--rank", flags->rank, "the rank whose plan is shown")
-      ->check(CLI::Range(0, (1 << 20) - 1))
-      ->capture_default_str();
-  command
-      ->add_option("--micro-batches", flags->micro_batches,
-                   "micro-batches of a data rank; else those of the config")
-      ->check(CLI::Range(1, 10000));
-  command
-      ->add_option("--simulate", flags->simulate,
-                   "a machine's rates (hardware.toml): show when every action runs")
-      ->check(not_empty());
-  command
-      ->add_option("--calibrate", flags->calibrate,
-                   "measure this machine's rates into that file instead; under `titanium launch` with as "
-                   "many ranks as will run")
-      ->check(not_empty());
-  command->add_option("--html", flags->html, "draw the simulated step of all stages into that page")
-      ->check(not_empty());
-  command->add_option("--trace", flags->trace, "write it for Perfetto")->check(not_empty());
-  command->add_flag("--quiet", flags->quiet, "without the list of actions");
+  CLI::Option* calibrate =
+      command
+          ->add_option("--calibrate", flags->calibrate,
+                       "measure this machine's rates into that file instead; under `titanium launch` with as "
+                       "many ranks as will run")
+          ->check(not_empty());
+  const std::vector<CLI::Option*> of_plans = {
+      command->add_option("--world-size", flags->world_size, "ranks of the run; none of them is started")
+          ->check(CLI::Range(1, 1 << 20))
+          ->capture_default_str(),
+      command->add_option("--rank", flags->rank, "the rank whose plan is shown")
+          ->check(CLI::Range(0, (1 << 20) - 1))
+          ->capture_default_str(),
+      command
+          ->add_option("--micro-batches", flags->micro_batches,
+                       "micro-batches of a data rank; else those of the config")
+          ->check(CLI::Range(1, kMostMicroBatches)),
+      command
+          ->add_option("--simulate", flags->simulate,
+                       "a machine's rates (hardware.toml): show when every action runs")
+          ->check(not_empty()),
+      command->add_option("--html", flags->html, "draw the simulated step of all stages into that page")
+          ->check(not_empty()),
+      command->add_option("--trace", flags->trace, "write it for Perfetto")->check(not_empty()),
+      command->add_flag("--quiet", flags->quiet, "without the list of actions")};
+  for (CLI::Option* option : of_plans) calibrate->excludes(option);
   command->allow_extras();
   command->footer("--section.key=value sets a key, after the file.");
   command->callback([flags, command, &run] {

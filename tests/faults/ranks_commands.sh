@@ -54,6 +54,8 @@ for schedule in GPipe 1F1B Interleaved1F1B LoopedBFS InterleavedZeroBubble ZBVZe
     --parallelism.pipeline_parallel_schedule=$schedule >"$work/checked"
   grep -q " 0 outside their tolerance" "$work/checked" || { cat "$work/checked"; fail "check with $schedule"; }
 done
+launch 2 check "$source_dir/tests/data/models/qwen3_tied" --parallelism.pipeline_parallel_schedule=GPipe >/dev/null
+[ "$(grep -c 'pipeline_parallel_schedule = "GPipe" has no effect: ' "$work/log")" = 1 ] || { cat "$work/log"; fail "check: a schedule without a pipeline"; }
 launch 4 train "${config[@]}" --dump_folder="$work/pipeline" --training.steps=4 --metrics.log_freq=1 --parallelism.pipeline_parallel_degree=2
 for line in "step 3/4 " "step 4: validation loss" "model written to"; do
   [ "$(grep -c "$line" "$work/log")" = 1 ] || { cat "$work/log"; fail "'$line' is there $(grep -c "$line" "$work/log") times"; }

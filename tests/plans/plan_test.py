@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,44 @@ class Plan(unittest.TestCase):
         self.assertIn("nothing.toml: cannot be read", self.plan("--simulate", "nothing.toml", fails=True))
         wrong = self.write("wrong.toml", HARDWARE.replace("head = 8e11\n", ""))
         self.assertIn("compute.head: is missing", self.plan("--simulate", wrong, fails=True))
+
+        self.assertTrue(self.plan("--world-size=8", "--parallelism.pipeline_parallel_degree=8", "--parallelism.pipeline_parallel_layers_per_stage=5",
+                                  fails=True).startswith("titanium: BadConfig: pipeline_parallel_layers_per_stage = 5: 32 layers make 7 stages"))  # fmt: skip
+        self.assertIn("1000000000", self.plan("--training.global_batch_size=1000000000", fails=True))
+        done = subprocess.run([TITANIUM, "plan", self.run_file, "--parallelism.pipeline_parallel_schedule_csv=none.csv"], capture_output=True, text=True)
+        self.assertIn("pipeline_parallel_schedule_csv = \"none.csv\" has no effect: parallelism.pipeline_parallel_degree is 1", done.stderr)
+
+    def test_files_are_checked_before_any_work(self):
+        simulated = ("--simulate", self.hardware)
+        os.mkdir(os.path.join(self.folder, "a_folder"))
+        os.mkfifo(os.path.join(self.folder, "a_pipe"))
+        for flags in (("--html", *simulated), ("--trace", *simulated), ("--calibrate",)):
+            for file, reason in (("none/x", "there is no folder"), ("a_folder", "not a regular file"), ("a_pipe", "not a regular file"), (self.run_file, "also given")):
+                path = os.path.join(self.folder, file)
+                begin = time.monotonic()
+                self.assertRegex(self.plan(flags[0], path, *flags[1:], fails=True), f"BadConfig: {flags[0]} {re.escape(path)}: .*{reason}")
+                self.assertLess(time.monotonic() - begin, 5)
+        self.assertIn("--html", self.plan(*simulated, "--html", self.folder + "/one", "--trace", self.folder + "/./one", fails=True))
+        self.assertIn("--trace", self.plan(*simulated, "--trace", self.hardware, fails=True))
+        for other in (("--rank=0",), ("--world-size=1",), simulated, ("--quiet",), ("--micro-batches=2",)):
+            self.assertRegex(self.plan("--calibrate", self.folder + "/measured", *other, fails=True), "--calibrate")
+
+    def test_a_large_file_is_not_copied_for_every_rank(self):
+        csv = self.write("long.csv", "\n".join(",".join(f"{s}F{m},{s}B{m}" for m in range(60000)) for s in (0, 1)))
+        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # noqa: E731
+        done = subprocess.run([TITANIUM, "plan", self.run_file, "--world-size=1000000", "--quiet", "--parallelism.pipeline_parallel_degree=2",
+                               f"--parallelism.pipeline_parallel_schedule_csv={csv}"], capture_output=True, text=True, preexec_fn=limit)  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_name_that_is_not_utf8_is_drawn(self):
+        name = os.fsencode(self.folder) + b"/\xff<script>.toml"
+        shutil.copy(self.run_file, name)
+        html, trace = (os.path.join(self.folder, name) for name in ("odd.html", "odd.json"))
+        self.plan("--simulate", self.hardware, "--html", html, "--trace", trace, run_file=name)
+        with open(html) as file:
+            self.assertNotIn("<script>.toml", file.read())
+        with open(trace) as file:
+            json.load(file)
 
     def test_simulated_times_fit_the_trace_and_the_page(self):
         html, trace = (os.path.join(self.folder, name) for name in ("plan.html", "plan.json"))

@@ -19,25 +19,32 @@ namespace {
 
 constexpr uintmax_t kMostBytes = 1 << 20;
 
+// What a number may be.  Beyond these a step would take no time, or for ever.
+struct Range {
+  double from, to;
+  bool needed;
+};
+constexpr Range kRate{1, 1e30, true}, kSeconds{0, 1e6, false}, kBytes{0, 1e30, false};
+
 struct Number {
   const char* section;
   const char* key;
   double* target;
-  bool positive;  // and needed; else >= 0 and optional
+  Range range;
   const char* doc;
 };
 
 std::vector<Number> numbers(Hardware& h) {
   return {
-      {"compute", "matmul", &h.matmul, true, "FLOP/s of a layer's matrix products, forward"},
-      {"compute", "matmul_backward", &h.matmul_backward, true, "FLOP/s of their gradients"},
-      {"compute", "attention", &h.attention, true, "FLOP/s of causal attention, forward"},
-      {"compute", "attention_backward", &h.attention_backward, true, "FLOP/s of its gradients"},
-      {"compute", "head", &h.head, true, "FLOP/s of the head"},
-      {"compute", "action", &h.action, false, "seconds that every action costs besides"},
-      {"memory", "update", &h.update, true, "bytes/s of norm, clip and optimizer"},
-      {"memory", "copy", &h.copy, true, "bytes/s of casts"},
-      {"memory", "capacity", &h.capacity, false, "bytes that a rank may hold; 0: not known"},
+      {"compute", "matmul", &h.matmul, kRate, "FLOP/s of a layer's matrix products, forward"},
+      {"compute", "matmul_backward", &h.matmul_backward, kRate, "FLOP/s of their gradients"},
+      {"compute", "attention", &h.attention, kRate, "FLOP/s of causal attention, forward"},
+      {"compute", "attention_backward", &h.attention_backward, kRate, "FLOP/s of its gradients"},
+      {"compute", "head", &h.head, kRate, "FLOP/s of the head"},
+      {"compute", "action", &h.action, kSeconds, "seconds that every action costs besides"},
+      {"memory", "update", &h.update, kRate, "bytes/s of norm, clip and optimizer"},
+      {"memory", "copy", &h.copy, kRate, "bytes/s of casts"},
+      {"memory", "capacity", &h.capacity, kBytes, "bytes that a rank may hold; 0: not known"},
   };
 }
 
@@ -47,6 +54,14 @@ struct Axis {
 };
 std::vector<Axis> axes(Hardware& h) {
   return {{"dp_shard", &h.dp_shard}, {"dp_replicate", &h.dp_replicate}, {"tp", &h.tp}, {"pp", &h.pp}};
+}
+
+std::string given(const toml::node& node) {
+  if (const auto number = node.value<double>(); number && node.is_number())
+    return fmt::format("{:g}", *number);
+  if (const toml::value<std::string>* text = node.as_string()) return fmt::format("'{:.40}'", text->get());
+  if (node.is_boolean()) return *node.value<bool>() ? "true" : "false";
+  return node.is_table() ? "a section" : node.is_array() ? "a list" : "a date or time";
 }
 
 class Reader {
@@ -66,13 +81,15 @@ class Reader {
     return node->as_table();
   }
 
-  bool number(const toml::table* in, const std::string& key, const std::string& shown, bool positive,
+  bool number(const toml::table* in, const std::string& key, const std::string& shown, const Range& range,
               double* to) const {
     const toml::node* node = in == nullptr ? nullptr : in->get(key);
     if (node == nullptr) return false;
     const auto value = node->value<double>();
-    if (!node->is_number() || !value || !std::isfinite(*value) || (positive ? *value <= 0 : *value < 0))
-      fail(node, shown, positive ? "allowed: a number > 0" : "allowed: a number >= 0");
+    const bool fits = node->is_number() && value && *value >= range.from && *value <= range.to;  // not NaN
+    if (!fits)
+      fail(node, fmt::format("{} = {}", shown, given(*node)),
+           fmt::format("allowed: a number from {:g} to {:g}", range.from, range.to));
     *to = *value;
     return true;
   }
@@ -112,7 +129,7 @@ Hardware Hardware::parse(std::string_view text, const std::string& source) {
       if (std::string(n.section) != section) continue;
       known.emplace_back(n.key);
       const std::string shown = fmt::format("{}.{}", section, n.key);
-      if (!read.number(table, n.key, shown, n.positive, n.target) && n.positive)
+      if (!read.number(table, n.key, shown, n.range, n.target) && n.range.needed)
         read.fail(nullptr, shown, fmt::format("is missing: {}", n.doc));
     }
     if (table != nullptr) read.only(*table, section, known);
@@ -123,20 +140,21 @@ Hardware Hardware::parse(std::string_view text, const std::string& source) {
   for (const Axis& axis : axes(h)) known.emplace_back(axis.name);
   read.only(*links, "links", known);
   if (const toml::node* node = links->get("overlap")) {
-    if (!node->is_boolean()) read.fail(node, "links.overlap", "allowed: true or false");
+    if (!node->is_boolean())
+      read.fail(node, fmt::format("links.overlap = {}", given(*node)), "allowed: true or false");
     h.overlap = *node->value<bool>();
   }
   Link all;
-  const bool has_all = read.number(links, "bandwidth", "links.bandwidth", true, &all.bandwidth);
-  read.number(links, "latency", "links.latency", false, &all.latency);
+  const bool has_all = read.number(links, "bandwidth", "links.bandwidth", kRate, &all.bandwidth);
+  read.number(links, "latency", "links.latency", kSeconds, &all.latency);
   for (const Axis& axis : axes(h)) {
     const std::string section = fmt::format("links.{}", axis.name);
     const toml::table* table = read.table(*links, axis.name, section);
     if (table != nullptr) read.only(*table, section, {"bandwidth", "latency"});
     *axis.link = all;
-    if (!read.number(table, "bandwidth", section + ".bandwidth", true, &axis.link->bandwidth) && !has_all)
+    if (!read.number(table, "bandwidth", section + ".bandwidth", kRate, &axis.link->bandwidth) && !has_all)
       read.fail(table, section + ".bandwidth", "is missing: bytes/s into a rank");
-    read.number(table, "latency", section + ".latency", false, &axis.link->latency);
+    read.number(table, "latency", section + ".latency", kSeconds, &axis.link->latency);
   }
   return h;
 }

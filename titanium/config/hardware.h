@@ -25,7 +25,7 @@ struct Hardware {
   Link dp_shard, dp_replicate, tp,
       pp;  // [links.dp_shard], ...; [links] bandwidth and latency are the default
 
-  // BadConfig names the file, the line and the key; every rate must be there and > 0.
+  // BadConfig names the file, the line, the key, what was given and what is allowed; every rate must be there.
   static Hardware parse(std::string_view toml, const std::string& source);
   static Hardware load(const std::filesystem::path& file);
   std::string toml(const std::string& comment) const;

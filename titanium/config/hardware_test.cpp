@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "titanium/base/error.h"
 
 namespace titanium {
@@ -52,13 +55,22 @@ TEST(Hardware, IsReadAndWritten) {
 }
 
 TEST(Hardware, WhatIsWrongIsNamed) {
+  const std::string rate = "allowed: a number from 1 to 1e+30";
   EXPECT_EQ(refusal(changed("head = 8e11\n", "")), "hw.toml: compute.head: is missing: FLOP/s of the head");
-  EXPECT_EQ(refusal(changed("head = 8e11", "head = 0")), "hw.toml:6: compute.head: allowed: a number > 0");
-  EXPECT_EQ(refusal(changed("head = 8e11", "head = 'fast'")),
-            "hw.toml:6: compute.head: allowed: a number > 0");
-  EXPECT_EQ(refusal(changed("head = 8e11", "head = inf")), "hw.toml:6: compute.head: allowed: a number > 0");
+  EXPECT_EQ(refusal(changed("head = 8e11", "head = 0")), "hw.toml:6: compute.head = 0: " + rate);
+  EXPECT_EQ(refusal(changed("head = 8e11", "head = 'fast'")), "hw.toml:6: compute.head = 'fast': " + rate);
+  EXPECT_EQ(refusal(changed("head = 8e11", "head = [1]")), "hw.toml:6: compute.head = a list: " + rate);
   EXPECT_EQ(refusal(changed("action = 1e-5", "action = -1")),
-            "hw.toml:7: compute.action: allowed: a number >= 0");
+            "hw.toml:7: compute.action = -1: allowed: a number from 0 to 1e+06");
+  EXPECT_EQ(refusal(changed("latency = 2e-5", "overlap = 1")),
+            "hw.toml:13: links.overlap = 1: allowed: true or false");
+  // A step would take no time, or for ever.
+  for (const auto& [number, shown] : std::map<std::string, std::string>{
+           {"inf", "inf"}, {"nan", "nan"}, {"5e-324", "4.94066e-324"}, {"1e31", "1e+31"}, {"-1.0", "-1"}}) {
+    EXPECT_EQ(refusal(changed("head = 8e11", "head = " + number)),
+              "hw.toml:6: compute.head = " + shown + ": " + rate);
+  }
+  EXPECT_NE(refusal(changed("latency = 2e-5", "latency = 1e300")), "");
   EXPECT_EQ(refusal(changed("copy = 2e10", "copi = 2e10")),
             "hw.toml: memory.copy: is missing: bytes/s of casts");
   EXPECT_EQ(refusal(kGood + "latensy = 1\n"),

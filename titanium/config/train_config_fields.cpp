@@ -483,7 +483,8 @@ std::vector<Section> describe(TrainConfig& c) {
          {}},
         {"pipeline_parallel_layers_per_stage",
          &c.parallelism.pipeline_parallel_layers_per_stage,
-         "layers of a stage; 0: one stage a rank, or two where the schedule wants several",
+         "layers of a stage, which say how many stages there are; 0: one a rank, or two where the schedule "
+         "wants several",
          integer(0, kMostRanks),
          {}},
         {"pipeline_parallel_first_stage_less_layers",

@@ -20,8 +20,10 @@ void agree(const Group& group, const std::function<void()>& work) {
   const std::vector<std::string> all = group.exchange(mine);
   const auto bad = std::find_if(all.begin(), all.end(), [](const std::string& one) { return !one.empty(); });
   if (bad == all.end()) return;
+  const std::string reason = bad->substr(1);
   throw_error(static_cast<ErrorKind>(bad->front() - '0'),
-              fmt::format("rank {}: {}", bad - all.begin(), std::string_view(*bad).substr(1)));
+              all.size() == 1 ? reason  // of a planned world: no rank of it is there
+                              : fmt::format("rank {}: {}", bad - all.begin(), reason));
 }
 
 void agree_on(const Group& group, const std::string& what, const std::string& text) {
@@ -31,8 +33,12 @@ void agree_on(const Group& group, const std::string& what, const std::string& te
     size_t at = 0;
     while (at < std::min(all[rank].size(), all[0].size()) && all[rank][at] == all[0][at]) ++at;
     const size_t line = at == 0 ? 0 : all[0].rfind('\n', at - 1) + 1;  // npos + 1 = 0
-    const auto excerpt = [&](const std::string& text) {
-      return line < text.size() ? text.substr(line, std::min<size_t>(text.find('\n', line) - line, 200)) : "";
+    constexpr size_t kBefore = 60, kMost = 200;  // characters that are shown: before the difference, in all
+    const size_t begin = at - line > kBefore ? at - kBefore : line;
+    const auto excerpt = [&](const std::string& text) -> std::string {
+      if (begin >= text.size()) return "";
+      return (begin > line ? "..." : "") +
+             text.substr(begin, std::min<size_t>(text.find('\n', begin) - begin, kMost));
     };
     throw BadConfig("{} of rank {} is not that of rank 0: '{}' against '{}'", what, rank, excerpt(all[rank]),
                     excerpt(all[0]));

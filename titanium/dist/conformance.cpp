@@ -379,6 +379,16 @@ TEST_P(Conformance, AgreeGivesAllRanksTheErrorOfOne) {
     } catch (const BadConfig& e) {
       EXPECT_STREQ(e.what(), "the config of rank 2 is not that of rank 0: 'b = 3' against 'b = 2'");
     }
+    const std::string line(1000, 'x');  // what differs is shown, wherever it is
+    try {
+      agree_on(all, "the file", line + (world->rank() == 1 ? "one" : "two") + line);
+      ADD_FAILURE() << "no error";
+    } catch (const BadConfig& e) {
+      const std::string before = "..." + std::string(60, 'x'), after(137, 'x');
+      EXPECT_EQ(e.what(),
+                fmt::format("the file of rank 1 is not that of rank 0: '{0}one{1}' against '{0}two{1}'",
+                            before, after));
+    }
     EXPECT_EQ(all.sum(1), 3);  // the run goes on
   });
 }

@@ -18,7 +18,7 @@ class PlannedTransport final : public Transport {
   void all_reduce(const at::Tensor&, ReduceOp) override { refuse(); }
   void broadcast(const at::Tensor&, int) override { refuse(); }
   std::vector<std::string> exchange(const std::string& mine) override {
-    return std::vector<std::string>(static_cast<size_t>(size_), mine);
+    return {mine};  // a copy for each of a million ranks would not fit
   }
   void barrier() override {}
 

@@ -6,8 +6,8 @@
 
 namespace titanium {
 
-// Rank `rank` of `size`.  Groups have their ranks and sizes; in an exchange every other rank says what this
-// one says, so ranks agree; to move a tensor is a Bug.
+// Rank `rank` of `size`.  Groups have their ranks and sizes; in an exchange this rank speaks for all, so
+// that they agree; to move a tensor is a Bug.
 std::shared_ptr<World> planned_world(int rank, int size);
 
 }  // namespace titanium

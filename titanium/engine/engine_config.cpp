@@ -141,9 +141,9 @@ EngineRunConfig read_engine(ConfigKeys keys) {
   PipelineConfig& pipeline = engine.pipeline;
   pipeline.schedule = keys.text("pipeline_parallel_schedule").value_or(pipeline.schedule);
   pipeline.schedule_csv = keys.text("pipeline_parallel_schedule_csv").value_or("");
-  pipeline.layers_per_stage = keys.integer("pipeline_parallel_layers_per_stage", 1).value_or(0);
-  pipeline.first_less_layers = keys.integer("pipeline_parallel_first_stage_less_layers", 0).value_or(-1);
-  pipeline.last_less_layers = keys.integer("pipeline_parallel_last_stage_less_layers", 0).value_or(-1);
+  pipeline.layers_per_stage = keys.integer("pipeline_parallel_layers_per_stage", 0).value_or(0);
+  pipeline.first_less_layers = keys.integer("pipeline_parallel_first_stage_less_layers", -1).value_or(-1);
+  pipeline.last_less_layers = keys.integer("pipeline_parallel_last_stage_less_layers", -1).value_or(-1);
 
   engine.reshard_after_forward =
       keys.one_of("reshard_after_forward", {"default", "always", "never"}).value_or("default");

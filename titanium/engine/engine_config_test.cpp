@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <tuple>
 
 #include "titanium/base/error.h"
@@ -130,6 +131,17 @@ TEST(EngineConfig, ValuesAreRead) {
   EXPECT_TRUE(config.checkpoint.save.hf_model && config.checkpoint.load.hf_model);
   EXPECT_FALSE(config.checkpoint.save.model || config.checkpoint.save.optimizer ||
                config.checkpoint.load.extra);
+}
+
+// The defaults of [parallelism] in a run file can be said here too.
+TEST(EngineConfig, WhatIsNotGivenCanBeSaid) {
+  for (const auto& [key, value] : std::map<std::string, int>{
+           {"layers_per_stage", 0}, {"first_stage_less_layers", -1}, {"last_stage_less_layers", -1}}) {
+    EXPECT_EQ(refusal("engine", "pipeline_parallel_" + key, value), "");
+    EXPECT_NE(refusal("engine", "pipeline_parallel_" + key, value - 1)
+                  .find(fmt::format("allowed: an integer >= {}", value)),
+              std::string::npos);
+  }
 }
 
 TEST(EngineConfig, Precision) {

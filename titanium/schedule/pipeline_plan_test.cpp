@@ -218,6 +218,10 @@ TEST(Stages, SplitByCost) {
   EXPECT_EQ(split_by_cost({0, 1, 1, 1, 1, 4}, 2), (std::vector<int32_t>{0, 5}));
   EXPECT_EQ(split_by_cost({0, 5, 1, 1}, 4), (std::vector<int32_t>{0, 1, 2, 3}));
   EXPECT_EQ(split_by_cost({1, 1, 1, 1, 1}, 2), (std::vector<int32_t>{0, 2}));
+  // A head that costs as much as eight layers leaves the others even.
+  EXPECT_EQ(split_by_cost({0, 1, 1, 1, 1, 1, 1, 1, 1, 8}, 5), (std::vector<int32_t>{0, 3, 5, 7, 9}));
+  EXPECT_EQ(split_by_cost({0, 8, 1, 1, 1, 1, 1, 1}, 4), (std::vector<int32_t>{0, 2, 4, 6}));
+  EXPECT_EQ(split_by_cost({0, 0, 0}, 2), (std::vector<int32_t>{0, 1}));
   EXPECT_THROW(split_by_cost({1, 1}, 3), BadConfig);
 }
 

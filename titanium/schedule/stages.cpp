@@ -7,6 +7,9 @@
 #include "titanium/base/error.h"
 
 namespace titanium {
+namespace {
+constexpr double kRounding = 1e-12;  // sums that differ by less are equal
+}
 
 void check_stage_count(int64_t stages, int64_t blocks) {
   if (stages < 1 || stages > blocks) {
@@ -22,24 +25,34 @@ std::vector<int32_t> split_by_cost(const std::vector<double>& costs, int32_t sta
   check_stage_count(stages, blocks);
   std::vector<double> before(costs.size() + 1, 0);
   for (int32_t b = 0; b < blocks; ++b) before[b + 1] = before[b] + costs[b];
-  // best[s][b]: the least that the most expensive of s stages of the blocks from b on can cost.
+  const auto cost = [&](int32_t b, int32_t end) { return before[end] - before[b]; };
   const double never = std::numeric_limits<double>::infinity();
-  std::vector<std::vector<double>> best(stages + 1, std::vector<double>(blocks + 1, never));
-  best[0][blocks] = 0;
+  using Table = std::vector<std::vector<double>>;  // [s][b]: of s stages of the blocks from b on
+  Table highest(stages + 1, std::vector<double>(blocks + 1, never)), squares = highest;
+  highest[0][blocks] = squares[0][blocks] = 0;
+  // The least that the most expensive stage can cost.
+  for (int32_t s = 1; s <= stages; ++s) {
+    for (int32_t b = 0; b < blocks; ++b) {
+      for (int32_t end = b + 1; end <= blocks && cost(b, end) < highest[s][b]; ++end)
+        highest[s][b] = std::min(highest[s][b], std::max(cost(b, end), highest[s - 1][end]));
+    }
+  }
+  // Where one block costs as much as many others, that alone would leave most stages to chance.
+  const double most = highest[stages][0] * (1 + kRounding);
   const auto with_first = [&](int32_t s, int32_t b, int32_t end) {
-    return std::max(before[end] - before[b], best[s - 1][end]);
+    return cost(b, end) * cost(b, end) + squares[s - 1][end];
   };
   for (int32_t s = 1; s <= stages; ++s) {
     for (int32_t b = 0; b < blocks; ++b) {
-      for (int32_t end = b + 1; end <= blocks; ++end)
-        best[s][b] = std::min(best[s][b], with_first(s, b, end));
+      for (int32_t end = b + 1; end <= blocks && cost(b, end) <= most; ++end)
+        squares[s][b] = std::min(squares[s][b], with_first(s, b, end));
     }
   }
   std::vector<int32_t> first{0};
-  const double most = best[stages][0] * (1 + 1e-12);
   for (int32_t s = stages; s > 1; --s) {
+    const double least = squares[s][first.back()] * (1 + kRounding);
     int32_t end = first.back() + 1;
-    while (with_first(s, first.back(), end) > most) ++end;
+    while (with_first(s, first.back(), end) > least) ++end;
     first.push_back(end);
   }
   return first;

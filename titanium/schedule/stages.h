@@ -11,8 +11,8 @@ namespace titanium {
 void check_stage_count(int64_t stages, int64_t blocks);
 
 // First block of each stage: consecutive blocks, at least one a stage, so that the most expensive stage costs
-// the least that is possible; of equal splits the one whose early stages have fewer.  BadConfig for more
-// stages than blocks.
+// the least that is possible; of those the most even split (the least sum of squares), and of equal ones the
+// one whose early stages have fewer.  BadConfig for more stages than blocks.
 std::vector<int32_t> split_by_cost(const std::vector<double>& costs, int32_t stages);
 
 // torchtitan's way: `layers` layers between an embedding and a head that count as `first_less` and

@@ -16,10 +16,12 @@ namespace {
 
 constexpr int kRuns = 5;  // after one that does not count
 
-// Seconds of `work`, the median; all ranks begin together.
-double seconds_of(const Group& all, const std::function<void()>& work) {
+// Seconds of `work`, the median; all ranks begin together.  `before` each comes what does not count.
+double seconds_of(
+    const Group& all, const std::function<void()>& work, const std::function<void()>& before = [] {}) {
   std::vector<double> seconds;
   for (int run = 0; run <= kRuns; ++run) {
+    before();
     all.barrier();
     const auto begin = std::chrono::steady_clock::now();
     work();
@@ -60,14 +62,8 @@ Measured measure_block(const Group& all, const Block& block, const BlockInput& i
     const at::Tensor y = block.forward(leaf, in, out);
     result = y.defined() ? y : out.loss;
   };
-  Measured seconds;
-  seconds.forward = seconds_of(all, forward);
-  const double both = seconds_of(all, [&] {
-    forward();
-    torch::autograd::grad({result}, {leaf}, {at::ones_like(result)});
-  });
-  seconds.backward = std::max(both - seconds.forward, 1e-9);
-  return seconds;
+  const auto backward = [&] { torch::autograd::grad({result}, {leaf}, {at::ones_like(result)}); };
+  return {seconds_of(all, forward), seconds_of(all, backward, forward)};
 }
 
 Measured measure_attention(const Group& all, const HfConfig& c, const BlockInput& in, at::ScalarType dtype) {
@@ -78,14 +74,8 @@ Measured measure_attention(const Group& all, const HfConfig& c, const BlockInput
                    v = heads(c.num_key_value_heads);
   at::Tensor y;
   const auto forward = [&] { y = attention(q, k, v, {in.bounds, in.bounds, {}, c.window.at(0)}); };
-  Measured seconds;
-  seconds.forward = seconds_of(all, forward);
-  const double both = seconds_of(all, [&] {
-    forward();
-    torch::autograd::grad({y}, {q, k, v}, {at::ones_like(y)});
-  });
-  seconds.backward = std::max(both - seconds.forward, 1e-9);
-  return seconds;
+  const auto backward = [&] { torch::autograd::grad({y}, {q, k, v}, {at::ones_like(y)}); };
+  return {seconds_of(all, forward), seconds_of(all, backward, forward)};
 }
 
 // Bytes/s into a rank, and seconds of a call that moves nothing to speak of.

@@ -180,8 +180,8 @@ std::shared_ptr<const PipelineOptions> pipeline_options(const PipelineConfig& co
       if (stages % ranks != 0) {
         throw BadConfig(
             "pipeline_parallel_layers_per_stage = {}: {} layers make {} stages, which {} pipeline ranks do "
-            "not divide",
-            config.layers_per_stage, layers, stages, ranks);
+            "not divide; allowed: what makes a multiple of {} stages",
+            config.layers_per_stage, layers, stages, ranks, ranks);
       }
       result->stages_per_rank = static_cast<int32_t>(stages / ranks);
     }
@@ -229,7 +229,9 @@ Session open_session(const std::filesystem::path& folder, const SessionOptions& 
   agree(mesh.all(), [&] {  // the model's stages
     step.pipeline = pipeline_options(options.pipeline, mesh.pp().size(), *session.model);
   });
-  if (step.pipeline) agree_on(mesh.all(), "the pipeline's schedule", step.pipeline->csv);
+  if (step.pipeline)
+    agree_on(mesh.all(), fmt::format("pipeline_parallel_schedule_csv ({})", step.pipeline->csv_file),
+             step.pipeline->csv);
   StoreOptions store;
   store.dtypes = options.dtypes;
   store.mesh = mesh;
@@ -282,6 +284,7 @@ SessionOptions session_options(const TrainConfig& config) {
 
 Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
                      bool load_weights, std::shared_ptr<World> world) {
+  for (const std::string& sentence : keys_without_effect(config)) log.warn("{}", sentence);
   SessionOptions options = session_options(config);
   options.world = std::move(world);
   options.load_weights = load_weights;

@@ -57,7 +57,7 @@ void load_session_weights(const std::filesystem::path& folder, const SessionOpti
 
 // Builds the model of folder/config.json and, unless `load_weights` is false, reads its weights.  Dtypes,
 // recompute and head rows are those of `config`; so are parallelism's degrees, which must fit the world
-// (null: one rank).
+// (null: one rank).  Keys that change nothing are logged.
 Session open_session(const std::filesystem::path& folder, const TrainConfig& config, Log& log,
                      bool load_weights = true, std::shared_ptr<World> world = nullptr);
 

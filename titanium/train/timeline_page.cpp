@@ -46,10 +46,15 @@ const char* category(const Plan& plan, const TimedAction& timed) {
   }
 }
 
+// A file's name need not be UTF-8.
+std::string text_of(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
 // `<` could end the script that holds the text.
 std::string in_script(const Json& json) {
   std::string out;
-  for (const char c : json.dump()) {
+  for (const char c : text_of(json)) {
     if (c == '<') {
       out += "\\u003c";
     } else {
@@ -220,8 +225,8 @@ std::string timeline_trace(const TimelinePage& page, const StepEstimate& estimat
       events.push_back(
           {{"ph", "C"}, {"pid", r}, {"name", "memory"}, {"ts", time * 1e6}, {"args", {{"bytes", bytes}}}});
   }
-  return Json{{"displayTimeUnit", "ms"}, {"otherData", {{"title", page.title}}}, {"traceEvents", events}}
-      .dump();
+  return text_of(
+      {{"displayTimeUnit", "ms"}, {"otherData", {{"title", page.title}}}, {"traceEvents", events}});
 }
 
 }  // namespace titanium

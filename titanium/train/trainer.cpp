@@ -55,7 +55,6 @@ Trainer::Trainer(Config config, Log& log, std::shared_ptr<World> world)
       data_(load_data()),
       schedule_((check_schedule(config_, data_.steps), lr_factor(config_.lr_scheduler, data_.steps)),
                 config_.optimizer.lr) {
-  for (const std::string& sentence : keys_without_effect(config_)) log_.warn("{}", sentence);
   agree_on(world_->all(), "the data (seed, split and records)", identity().dump());
   if (loaded_) restore(*loaded_);
   agree(world_->all(), [&] { check_export_folder(); });
