@@ -40,7 +40,8 @@ struct Rows {
 template <typename P>
 class Right {
  public:
-  Right(int64_t K, int64_t N);
+  // Of scratch memory (scratch.h), unless it is to live longer than an op.
+  Right(int64_t K, int64_t N, bool outlives_op = false);
 
   template <typename S>
   void fill(int64_t n, const Rows<S>& b);  // b [K, N]

@@ -10,6 +10,7 @@
 #include "titanium/ops/head_rows.h"
 #include "titanium/ops/linear_logprob.h"
 #include "titanium/ops/products.h"
+#include "titanium/ops/scratch.h"
 
 namespace titanium {
 namespace {
@@ -50,8 +51,7 @@ class HeldLogits {
  public:
   HeldLogits(int64_t R, int64_t V)
       : stride_(round_up(V, kMaxRightColumns)),
-        storage_(
-            at::empty({round_up(R, kLeftRows), stride_}, at::dtype(c10::CppTypeToScalarType<A>::value))) {}
+        storage_(scratch(round_up(R, kLeftRows) * stride_, c10::CppTypeToScalarType<A>::value)) {}
 
   A* at(int64_t m, int64_t first) const {
     return storage_.mutable_data_ptr<A>() + m * kLeftRows * stride_ + first;

@@ -116,7 +116,7 @@ at::Tensor with_left(const at::Tensor& x, const std::variant<Right<Half>, Right<
 // A Right of w^T, every block filled.
 template <typename P>
 Right<P> pack_transposed_weight(const at::Tensor& w) {
-  Right<P> right(w.size(1), w.size(0));
+  Right<P> right(w.size(1), w.size(0), /*outlives_op=*/true);
   for_blocks(right.blocks, [&](int64_t n) { right.fill_transposed(n, Rows<Half>(w)); });
   return right;
 }
