@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "titanium/ops/graph.h"
-#include "titanium/ops/scratch.h"
 #include "titanium/ops/tile_pack.h"
 
 namespace titanium {
@@ -87,7 +86,7 @@ bool has_brgemm() {
 
 template <typename P>
 at::Tensor room(int64_t n) {
-  return scratch(n, c10::CppTypeToScalarType<P>::value);
+  return at::empty({n}, at::dtype(c10::CppTypeToScalarType<P>::value));
 }
 
 }  // namespace
@@ -97,15 +96,13 @@ at::Tensor by_rows(const at::Tensor& x) {
 }
 
 template <typename P>
-Right<P>::Right(int64_t K, int64_t N, bool outlives_op)
+Right<P>::Right(int64_t K, int64_t N)
     : K(K),
       N(N),
       block(block_width(N)),
       blocks((N + block - 1) / block),
       depth(round_up(K, 32)),
-      storage_(outlives_op
-                   ? at::empty({blocks * block * depth}, at::dtype(c10::CppTypeToScalarType<P>::value))
-                   : room<P>(blocks * block * depth)),
+      storage_(room<P>(blocks * block * depth)),
       data_(storage_.template mutable_data_ptr<P>()) {}
 
 template <typename P>

@@ -40,8 +40,7 @@ struct Rows {
 template <typename P>
 class Right {
  public:
-  // Of scratch memory (scratch.h), unless it is to live longer than an op.
-  Right(int64_t K, int64_t N, bool outlives_op = false);
+  Right(int64_t K, int64_t N);
 
   template <typename S>
   void fill(int64_t n, const Rows<S>& b);  // b [K, N]
@@ -126,6 +125,11 @@ void for_block_type(at::ScalarType dtype, const Run& run) {
   if (dtype == at::kFloat) return run(float(), float());
   if (dtype == at::kDouble) return run(double(), double());
   throw Bug("ops compute in float32, float64 or bfloat16; given {}", at::toString(dtype));
+}
+
+// Bytes of a number in the blocks of a tensor with `element` bytes a number.
+inline int64_t block_element(int64_t element) {
+  return element == 2 && !has_bf16_tiles() ? 4 : element;
 }
 
 // x itself where its last stride is 1, else a copy.

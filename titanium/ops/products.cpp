@@ -116,7 +116,7 @@ at::Tensor with_left(const at::Tensor& x, const std::variant<Right<Half>, Right<
 // A Right of w^T, every block filled.
 template <typename P>
 Right<P> pack_transposed_weight(const at::Tensor& w) {
-  Right<P> right(w.size(1), w.size(0), /*outlives_op=*/true);
+  Right<P> right(w.size(1), w.size(0));
   for_blocks(right.blocks, [&](int64_t n) { right.fill_transposed(n, Rows<Half>(w)); });
   return right;
 }
@@ -195,6 +195,13 @@ at::Tensor round_sum(const at::Tensor& sum, at::ScalarType dtype, const at::Tens
            r == nullptr ? r : r + begin * stride, stride, to + begin * O, O);
   });
   return out;
+}
+
+LinearWork linear_work(int64_t T, int64_t O, int64_t I, int64_t element) {
+  const int64_t p = block_element(element), weight_gradient = T * (O + I) * p;
+  if (element > 2) return {0, weight_gradient};   // the other two products are ATen's
+  const int64_t rows = p == element ? 0 : T * p;  // read where they lie, unless the type differs
+  return {O * I * p + rows * I, std::max(O * I * p + rows * O, weight_gradient)};
 }
 
 void add_outer(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b) {
