@@ -14,6 +14,7 @@
 #include "apps/commands.h"
 #include "titanium/base/error.h"
 #include "titanium/base/openmp.h"
+#include "titanium/ops/allocator.h"
 
 namespace titanium {
 namespace {
@@ -152,5 +153,8 @@ CLI::Validator whole_number() {
 
 int main(int argc, char** argv) {
   titanium::let_idle_threads_sleep(argv);
+#ifndef __SANITIZE_ADDRESS__  // which sees an overrun of a tensor where each is malloc's alone
+  titanium::use_block_allocator();
+#endif
   return titanium::run_main(argc, argv);
 }

@@ -1,7 +1,8 @@
 // Our side of bench/run: the same work as bench/peer.py, on the same token ids.
 //   bench_step train|score|decode --model DIR --ids FILE --dtype bf16|fp32 --docs N --length L --steps K
-//   bench_step base                                             bytes that a process holds before it does anything
-//   bench_step ids --model DIR --text FILE --count N --ids FILE      writes the first N token ids of a text
+//   bench_step base                                             bytes that a process holds before it does
+//   anything bench_step ids --model DIR --text FILE --count N --ids FILE      writes the first N token ids of
+//   a text
 // prints one JSON line: {"seconds": [per step], "tokens": per step of all ranks, "peak_rss": bytes}
 // As a rank of several (RANK, WORLD_SIZE, ... are set), the documents are cut over the ranks (FSDP2).
 #include <ATen/ATen.h>
@@ -16,6 +17,7 @@
 #include "titanium/dist/open_world.h"
 #include "titanium/formats/json.h"
 #include "titanium/loss/sft.h"
+#include "titanium/ops/allocator.h"
 #include "titanium/optim/clip.h"
 #include "titanium/optim/optimizer.h"
 #include "titanium/report/memory.h"
@@ -120,9 +122,12 @@ void measure(const Arguments& a) {
 
 int main(int argc, char** argv) {
   titanium::let_idle_threads_sleep(argv);
+  titanium::use_block_allocator();
   titanium::Arguments a;
   CLI::App app("Our side of bench/run");
-  app.add_option("mode", a.mode)->required()->check(CLI::IsMember({"train", "score", "decode", "ids", "base"}));
+  app.add_option("mode", a.mode)
+      ->required()
+      ->check(CLI::IsMember({"train", "score", "decode", "ids", "base"}));
   app.add_option("--model", a.model);
   app.add_option("--ids", a.ids);
   app.add_option("--text", a.text);

@@ -9,6 +9,7 @@
 #include "titanium/dist/agree.h"
 #include "titanium/engine/cut.h"
 #include "titanium/engine/over_ranks.h"
+#include "titanium/ops/allocator.h"
 #include "titanium/optim/clip.h"
 
 namespace titanium {
@@ -133,6 +134,7 @@ void TitanEngine::exit_mode(bool failed) {
   if (scope.offloads) {
     session_->store->release_casts();
     if (!gradients_) session_->store->release_grad();
+    release_free_blocks();
   }
 }
 
@@ -144,6 +146,7 @@ void TitanEngine::to(const std::string& device, bool model, bool optimizer, bool
   if (!session_) return;
   if (model) session_->store->release_casts();
   if (grad && !gradients_) session_->store->release_grad();
+  release_free_blocks();
 }
 
 void TitanEngine::zero_gradients() {

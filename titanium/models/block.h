@@ -45,9 +45,10 @@ class Block {
   // x [T, D] -> [T, D]; with tensor parallelism the rank's tokens of both, [T/tp, D].  The embedding ignores
   // the values of x (but its graph starts there); the head fills `out` and returns an undefined tensor.
   virtual at::Tensor forward(const at::Tensor& x, const BlockInput& in, BlockOutput& out) const = 0;
-  // Activations that a forward keeps for its backward, and that it needs for a moment, in bytes for T tokens.
+  // In bytes for T tokens: activations that a forward keeps for its backward, and what a forward and a
+  // backward hold for a moment.
   struct Bytes {
-    int64_t saved = 0, work = 0;
+    int64_t saved = 0, forward_work = 0, backward_work = 0;
   };
   virtual Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const = 0;
   // What a forward computes and moves on this rank, for T tokens in documents of L.  A backward has twice the

@@ -14,7 +14,8 @@ class DecoderLayer final : public Block {
   }
   Bytes bytes(int64_t T, int64_t element, bool keep_cheap) const override {
     const Bytes a = attention_.bytes(T, element, keep_cheap), m = mlp_.bytes(T, element, keep_cheap);
-    return {a.saved + m.saved, std::max(a.work, m.work)};
+    return {a.saved + m.saved, std::max(a.forward_work, m.forward_work),
+            std::max(a.backward_work, m.backward_work)};
   }
   Cost cost(int64_t T, int64_t L, int64_t element) const override {
     const Cost a = attention_.cost(T, L, element), m = mlp_.cost(T, L, element);

@@ -4,8 +4,10 @@
 
 #include "titanium/base/error.h"
 #include "titanium/models/kv_cache.h"
+#include "titanium/ops/head.h"
 #include "titanium/ops/linear.h"
 #include "titanium/ops/norm.h"
+#include "titanium/ops/products.h"
 #include "titanium/ops/swiglu.h"
 #include "titanium/ops/value_head.h"
 #include "titanium/shard/split.h"
@@ -32,6 +34,17 @@ double from_others(double T, int64_t D, double bytes, const Tp& tp) {
 // Of a sum over ranks: it stays in fp32 (fp64) until all parts are in.
 double sum_bytes(int64_t element) {
   return static_cast<double>(std::max<int64_t>(element, 4));
+}
+
+// This rank's part of a sum of T rows over ranks.
+int64_t wide_bytes(int64_t T, int64_t D, int64_t element, const Tp& tp) {
+  return tp.size() > 1 ? T * D * std::max<int64_t>(element, 4) : 0;
+}
+
+// What attention copies into a type that it multiplies: q, k, v and output, `width` numbers together.
+int64_t attention_work(int64_t T, int64_t width, int64_t element) {
+  const int64_t computes = block_element(element);
+  return computes == element ? 0 : T * width * computes;
 }
 
 int64_t count(const std::vector<TpPart>& parts, const Tp& tp) {
@@ -88,7 +101,15 @@ Block::Bytes AttentionPart::bytes(int64_t T, int64_t element, bool keep_cheap) c
   int64_t saved = t * (s_.D * element + 4) + T * ((qkv + a) * element + 4 * n_);
   if (s_.qk_norm) saved += T * qkv * element;  // the norms go backward from the plain q and k
   if (keep_cheap) saved += T * s_.D * element;
-  return {saved, T * (qkv + s_.D) * element};
+  const LinearWork in = linear_work(T, qkv, s_.D, element), out = linear_work(T, s_.D, a, element);
+  const int64_t attend = attention_work(T, qkv + a, element), wide = wide_bytes(T, s_.D, element, tp_);
+  // The normalised input and q k v before rope; the output.  Going back also the gradients of all of them.
+  const int64_t forward = std::max({T * (s_.D + qkv) * element + in.forward, T * qkv * element + attend,
+                                    T * s_.D * element + out.forward + wide});
+  const int64_t backward =
+      std::max({T * (2 * s_.D + qkv) * element + in.backward + wide, T * (qkv + 2 * a) * element + 2 * attend,
+                T * (s_.D + a) * element + out.backward});
+  return {saved, forward, backward};
 }
 
 Block::Cost AttentionPart::cost(int64_t T, int64_t L, int64_t element) const {
@@ -133,7 +154,14 @@ Block::Bytes MlpPart::bytes(int64_t T, int64_t element, bool keep_cheap) const {
   // The input, its statistics, gate and up.
   int64_t saved = T / tp_.size() * (D_ * element + 4) + T * 2 * f_ * element;
   if (keep_cheap) saved += T * (D_ + f_) * element;  // the normalised input, silu(gate) * up
-  return {saved, T * (D_ + f_) * element};
+  const LinearWork in = linear_work(T, 2 * f_, D_, element), out = linear_work(T, D_, f_, element);
+  const int64_t wide = wide_bytes(T, D_, element, tp_);
+  // The normalised input; silu(gate) * up and the output.  Going back also the gradients of all of them.
+  const int64_t forward =
+      std::max(T * D_ * element + in.forward, T * (f_ + D_) * element + out.forward + wide);
+  const int64_t backward = std::max(T * (2 * D_ + 2 * f_) * element + in.backward + wide,
+                                    T * (2 * f_ + D_) * element + out.backward);
+  return {saved, forward, backward};
 }
 
 Block::Cost MlpPart::cost(int64_t T, int64_t, int64_t element) const {
@@ -161,7 +189,7 @@ at::Tensor EmbedBlock::forward(const at::Tensor& x, const BlockInput& in, BlockO
 }
 
 Block::Bytes EmbedBlock::bytes(int64_t T, int64_t element, bool) const {
-  return {T * 8, T * D_ * element};
+  return {T * 8, T * D_ * element, T * D_ * element};
 }
 
 Block::Cost EmbedBlock::cost(int64_t T, int64_t, int64_t element) const {
@@ -191,14 +219,8 @@ at::Tensor HeadBlock::forward(const at::Tensor& x, const BlockInput& in, BlockOu
 }
 
 Block::Bytes HeadBlock::bytes(int64_t T, int64_t element, bool) const {
-  // The normalised rows and their gradient, in fp32 until it is rounded; a group of the vocabulary's rows and
-  // the gradient by its logits (ops/README.md).  In fp32 logits are held where that spares forming them
-  // twice.
-  constexpr int64_t kGroup = 1024, kHeld = int64_t{96} << 20;
-  const int64_t group = std::min(kGroup, v_);
-  const int64_t held = element >= 4 ? std::min(T * v_ * element, kHeld) : 0;
-  return {T * (2 * D_ * element + 16),
-          T * D_ * std::max<int64_t>(element, 4) + (2 * T + 2 * D_) * group * element + held};
+  // The normalised rows and their gradient.  The forward forms it, so the backward has the norm's alone.
+  return {T * (2 * D_ * element + 16), head_nll_work(T, D_, v_, element), T * D_ * element};
 }
 
 Block::Cost HeadBlock::cost(int64_t T, int64_t, int64_t element) const {
@@ -240,7 +262,7 @@ Block::Cost ValueHeadBlock::cost(int64_t T, int64_t, int64_t) const {
 
 Block::Bytes ValueHeadBlock::bytes(int64_t T, int64_t element, bool) const {
   const int64_t t = T / tp_.size();
-  return {t * (2 * D_ * element + 16), t * D_ * 4};
+  return {t * (2 * D_ * element + 16), t * D_ * 4, t * D_ * 4};
 }
 
 }  // namespace titanium

@@ -127,6 +127,11 @@ void for_block_type(at::ScalarType dtype, const Run& run) {
   throw Bug("ops compute in float32, float64 or bfloat16; given {}", at::toString(dtype));
 }
 
+// Bytes of a number in the blocks of a tensor with `element` bytes a number.
+inline int64_t block_element(int64_t element) {
+  return element == 2 && !has_bf16_tiles() ? 4 : element;
+}
+
 // x itself where its last stride is 1, else a copy.
 at::Tensor by_rows(const at::Tensor& x);
 

@@ -349,13 +349,15 @@ at::Tensor local_logits(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 // Rows whose logits head_nll holds at once; 0 where forming them again is better.
+int64_t chunk_rows(int64_t R, int64_t V, bool bf16_blocks) {
+  const int64_t step = kHeldLogits / V / kLeftRows * kLeftRows;
+  // Matrix units form the logits again in less time than memory takes to hold them.
+  const bool again = bf16_blocks && has_amx();
+  return again || step < std::clamp(R, kLeftRows, kWorthHolding) ? 0 : step;
+}
 template <typename P>
 int64_t chunk_rows(const HeadTokens& rows, int64_t V) {
-  int64_t step = kHeldLogits / V / kLeftRows * kLeftRows;
-  // Matrix units form the logits again in less time than memory takes to hold them.
-  if ((std::is_same_v<P, at::BFloat16> && has_amx()) ||
-      step < std::clamp(rows.x.size(0), kLeftRows, kWorthHolding))
-    step = 0;
+  const int64_t step = chunk_rows(rows.x.size(0), V, std::is_same_v<P, at::BFloat16>);
   if (rows.slice == nullptr) return step;
   // A chunk takes a gather, so ranks whose slices or CPUs differ take the least that any of them wants.
   const at::Tensor all = rows.slice->gather(at::full({1}, step, at::kLong));
@@ -407,6 +409,16 @@ at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tens
     }
   });
   return dx;
+}
+
+int64_t head_nll_work(int64_t R, int64_t D, int64_t V, int64_t element) {
+  const int64_t p = block_element(element), wide = std::max<int64_t>(element, 4), group = std::min(kGroup, V);
+  const int64_t step = chunk_rows(R, V, p == 2), rows = step == 0 ? R : std::min(R, step);
+  const int64_t held = step == 0 ? 0 : round_up(rows, kLeftRows) * round_up(V, kMaxRightColumns) * wide;
+  // x by rows and, where the type differs, by columns; dx of the chunks, which are then put together.
+  const int64_t of_rows = rows * D * (p == element ? p : 2 * p) + (rows < R ? R * D * wide : 0);
+  // Of the group in turn: the weight by rows and by columns, the gradient by logits as it is and packed.
+  return held + of_rows + 2 * group * D * p + 2 * rows * group * p;
 }
 
 at::Tensor head_logits(const at::Tensor& x, const at::Tensor& weight, const PackedWeight* packed,

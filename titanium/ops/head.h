@@ -41,6 +41,8 @@ at::Tensor head_backward(const HeadTokens& rows, const Handle& weight, const Hea
 // logits again costs more than holding them, they are held for a chunk of rows: 96 MiB of fp32 at most.
 at::Tensor head_nll(const HeadTokens& rows, const Handle& weight, const at::Tensor& weights,
                     HeadValues* values);
+// Bytes that it holds at once besides what it is given and returns, where x has `element` bytes a number.
+int64_t head_nll_work(int64_t R, int64_t D, int64_t V, int64_t element);
 
 // x [T, D], weight [V, D] -> [T, V] in the statistics' dtype; of the whole vocabulary where the weight is a
 // slice.

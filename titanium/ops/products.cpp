@@ -197,6 +197,13 @@ at::Tensor round_sum(const at::Tensor& sum, at::ScalarType dtype, const at::Tens
   return out;
 }
 
+LinearWork linear_work(int64_t T, int64_t O, int64_t I, int64_t element) {
+  const int64_t p = block_element(element), weight_gradient = T * (O + I) * p;
+  if (element > 2) return {0, weight_gradient};   // the other two products are ATen's
+  const int64_t rows = p == element ? 0 : T * p;  // read where they lie, unless the type differs
+  return {O * I * p + rows * I, std::max(O * I * p + rows * O, weight_gradient)};
+}
+
 void add_outer(const at::Tensor& sink, const at::Tensor& a, const at::Tensor& b) {
   require(a.dim() == 2 && b.dim() == 2 && a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(),
           "add_outer", "a is [T, M], b is [T, N], of one dtype", a, b);

@@ -42,4 +42,11 @@ at::Tensor wide_times(const at::Tensor& g, const at::Tensor& w);
 at::Tensor round_sum(const at::Tensor& sum, at::ScalarType dtype, const at::Tensor& bias = {},
                      const at::Tensor& residual = {});
 
+// Bytes of the packed operands that a forward and a backward of a layer [O, I] hold at once, for T rows of
+// `element` bytes a number.
+struct LinearWork {
+  int64_t forward, backward;
+};
+LinearWork linear_work(int64_t T, int64_t O, int64_t I, int64_t element);
+
 }  // namespace titanium

@@ -1,4 +1,5 @@
 // How much memory a plan holds, action by action, from byte counts: an estimate before anything is allocated.
+// Of a plan that has run before: buffers of units come from a pool that keeps them, by size.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -33,7 +34,8 @@ struct MemoryUse {
   int64_t activations = 0;  // what forwards saved
   int64_t recompute = 0;    // what recomputes brought back
   int64_t work = 0;         // of the action that runs
-  int64_t total() const { return weights + gradients + activations + recompute + work; }
+  int64_t pooled = 0;       // buffers of units that serve none now
+  int64_t total() const { return weights + gradients + activations + recompute + work + pooled; }
 };
 
 struct MemoryEstimate {

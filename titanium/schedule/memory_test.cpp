@@ -47,6 +47,43 @@ TEST(Memory, ByHandActionByAction) {
   EXPECT_EQ(e.host, 0);
 }
 
+// Where no unit has a gradient, the buffers of the last run are there all the same.
+TEST(Memory, BuffersOfUnitsAreKeptForTheNextRun) {
+  const PlanTask task{.part = ModelPart::whole({{{0}, true}, {{1}, true}}, {{true}, {true}})};
+  const Plan plan = parse_plan(
+      "> unshard 0 | . unshard 0 | forward 0 keep | reshard 0 | > unshard 1 | . unshard 1 | forward 1 keep | "
+      "loss | backward 1 | > reduce 1 | reshard 1 | > unshard 0 | . unshard 0 | backward 0 | > reduce 0 | "
+      "reshard 0 | . reduce 1 | . reduce 0");
+  const PlanBytes bytes{{{.input = 1, .saved = 5, .forward_work = 9000}, {.input = 1, .saved = 2}},
+                        {{.weights = 100, .gradient = 1000}, {.weights = 300, .gradient = 3000}}};
+  std::vector<MemoryUse> over_plan;
+  const MemoryEstimate e = simulate_memory(plan, task, bytes, &over_plan);
+  EXPECT_EQ(e.action, 2);
+  EXPECT_EQ(e.at_peak.weights, 100);
+  EXPECT_EQ(e.at_peak.gradients, 0);
+  EXPECT_EQ(e.at_peak.pooled, 300 + 1000 + 3000);
+  EXPECT_EQ(e.at_peak.total(), 100 + 4300 + 5 + 9000);
+  // The head forms its gradient in its forward.
+  EXPECT_EQ(over_plan.at(6).gradients, 3000);
+  EXPECT_EQ(over_plan.at(6).pooled, 100 + 1000);
+  EXPECT_EQ(over_plan.at(13).gradients, 4000);
+  EXPECT_EQ(over_plan.at(13).pooled, 300);
+  EXPECT_EQ(over_plan.back().pooled, 400 + 3000);
+}
+
+// What one unit gives back serves another of its size, weights and gradients alike.
+TEST(Memory, BuffersOfOneSizeServeEachOther) {
+  const PlanTask task{.part = ModelPart::whole({{{0}, true}, {{1}, true}}, {{true}, {true}})};
+  const Plan plan = parse_plan(
+      "> unshard 0 | . unshard 0 | forward 0 keep | reshard 0 | > unshard 1 | . unshard 1 | forward 1 keep | "
+      "loss | backward 1 | reshard 1 | > reduce 1 | . reduce 1");
+  const PlanBytes bytes{{{}, {}}, {{.weights = 100}, {.weights = 100, .gradient = 100}}};
+  std::vector<MemoryUse> over_plan;
+  simulate_memory(plan, task, bytes, &over_plan);
+  EXPECT_EQ(over_plan.at(2).pooled, 100);  // of two; the head has both in use
+  EXPECT_EQ(over_plan.at(6).pooled, 0);
+}
+
 TEST(Memory, PeaksOfTheRecomputeModes) {
   PlanOptions o;
   EXPECT_EQ(estimate(4, o).peak.activations, 2 + 4 * 100 + 10);

@@ -24,11 +24,11 @@ at::Tensor zero_pages(int64_t n, at::ScalarType dtype) {
 
 at::Tensor BufferPool::take(int64_t n, at::ScalarType dtype) {
   for (at::Tensor& buffer : free_) {
-    if (buffer.numel() != n || buffer.scalar_type() != dtype) continue;
+    if (buffer.nbytes() != static_cast<size_t>(n) * c10::elementSize(dtype)) continue;
     at::Tensor taken = std::move(buffer);
     std::swap(buffer, free_.back());
     free_.pop_back();
-    return taken;
+    return taken.view(dtype);
   }
   return zero_pages(n, dtype);
 }

@@ -52,13 +52,12 @@ PlanBytes plan_bytes(const TrainStep& step, size_t rank, const StepShape& shape)
         step.model().blocks[block]->bytes(shape.tokens, size_of(dtypes.compute), step.options().keep_cheap);
     bytes.blocks.push_back({.input = stream_bytes(step, shape),
                             .saved = b.saved,
-                            .forward_work = b.work,
-                            .backward_work = 2 * b.work});
+                            .forward_work = b.forward_work,
+                            .backward_work = b.backward_work});
   }
   for (const UnitFacts& unit : units_of(step, rank)) {
-    const bool shows_masters = unit.whole() && dtypes.param == dtypes.compute;
     bytes.units.push_back(
-        {.weights = shows_masters ? 0 : unit.numel * size_of(dtypes.compute),
+        {.weights = unit.whole() ? 0 : unit.numel * size_of(dtypes.compute),  // else they are not given back
          .gradient = unit.trainable && !unit.adds_in_place() ? unit.numel * size_of(dtypes.reduce) : 0});
   }
   return bytes;
@@ -117,9 +116,9 @@ std::string RunMemory::text() const {
   const auto bytes = [](int64_t n) { return human_bytes(static_cast<uint64_t>(n)); };
   return fmt::format(
       "about {}: masters {}, optimizer {}, gradients {}, cast weights {}, activations {}, recompute {}, work "
-      "{}",
+      "{}, free buffers of units {}",
       bytes(total()), bytes(masters), bytes(optimizer), bytes(gradients), bytes(weights), bytes(activations),
-      bytes(recompute), bytes(work));
+      bytes(recompute), bytes(work), bytes(pooled));
 }
 
 std::string AxisBytes::text() const {
@@ -154,8 +153,10 @@ StepEstimate estimate_step(const TrainStep& step, const Optimizer& optimizer, co
   for (size_t rank = 0; rank < estimate.plans.size(); ++rank) {
     StepEstimate::Rank r;
     int64_t gradients = 0;  // kept between plans, to add to and to clip
+    int64_t casts = 0;      // kept until an update makes them anew
     for (const UnitFacts& unit : units_of(step, rank)) {
       r.memory.masters += unit.part * size_of(dtypes.param);
+      if (unit.whole() && dtypes.param != dtypes.compute) casts += unit.numel * size_of(dtypes.compute);
       if (!unit.trainable) continue;
       gradients += unit.part * size_of(dtypes.reduce);
       r.memory.optimizer += unit.part * state_bytes(optimizer, dtypes);
@@ -163,12 +164,13 @@ StepEstimate estimate_step(const TrainStep& step, const Optimizer& optimizer, co
     const MemoryUse peak = simulate_memory(estimate.plans[rank], estimate.tasks[rank],
                                            plan_bytes(step, rank, shape), &r.over_plan)
                                .at_peak;
-    r.memory.weights = peak.weights;
+    r.memory.weights = casts + peak.weights;
     r.memory.gradients = gradients + peak.gradients;
     r.memory.activations = peak.activations;
     r.memory.recompute = peak.recompute;
     r.memory.work = peak.work;
-    r.always = r.memory.masters + r.memory.optimizer + gradients;
+    r.memory.pooled = peak.pooled;
+    r.always = r.memory.masters + r.memory.optimizer + gradients + casts;
     r.bytes = axis_bytes(step, rank, estimate.plans[rank], shape);
     estimate.ranks.push_back(std::move(r));
   }

@@ -17,7 +17,10 @@ struct RunMemory {
   int64_t masters = 0, optimizer = 0;                // bytes, for the whole run
   int64_t weights = 0, gradients = 0;                // bytes at the peak of the plan: cast weights, gradients
   int64_t activations = 0, recompute = 0, work = 0;  // bytes at the peak of the plan
-  int64_t total() const { return masters + optimizer + weights + gradients + activations + recompute + work; }
+  int64_t pooled = 0;  // buffers of units that serve none at the peak and are kept for the next use
+  int64_t total() const {
+    return masters + optimizer + weights + gradients + activations + recompute + work + pooled;
+  }
   std::string text() const;  // one line
 };
 
@@ -38,7 +41,8 @@ struct StepEstimate {
   struct Rank {
     RunMemory memory;
     std::vector<MemoryUse> over_plan;  // what the plan itself holds while each action runs
-    int64_t always = 0;                // bytes that are held all the time: masters, optimizer, gradients
+    // Bytes that are held all the time: masters, optimizer, gradients, casts of whole units.
+    int64_t always = 0;
     AxisBytes bytes;
   };
   std::vector<PlanTask> tasks;  // by pipeline rank, as the others
