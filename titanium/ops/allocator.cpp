@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <list>
 #include <mutex>
 
@@ -35,12 +36,14 @@ class BlockAllocator final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     return use_;
   }
-  void release(int64_t most_free) {
+  // The ones freed first go first, until at most so many bytes are free or so many have gone.
+  void release(int64_t most_free, int64_t enough = std::numeric_limits<int64_t>::max()) {
     std::list<Block*> released;
     {
       const std::lock_guard lock(mutex_);
-      while (use_.free > most_free) {
+      while (use_.free > most_free && enough > 0) {
         use_.free -= free_.front()->bytes;
+        enough -= free_.front()->bytes;
         released.splice(released.end(), free_, free_.begin());
       }
     }
@@ -75,7 +78,7 @@ class BlockAllocator final : public c10::Allocator {
         return block;
       }
     }
-    release(kMostFreeBlocks);
+    release(kMostFreeBlocks, bytes);
     return nullptr;
   }
 

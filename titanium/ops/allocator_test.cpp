@@ -66,6 +66,15 @@ TEST_F(Blocks, WhatFallsFreeStaysForTheSameAgain) {
   }
 }
 
+// One tensor of a size of its own does not cost the next micro-batch all that it would find.
+TEST_F(Blocks, ANewOneTakesThePlaceOfAsMuch) {
+  std::vector<c10::DataPtr> stay;
+  for (int i = 0; i < 100; ++i) stay.push_back(take(kMiB));
+  stay.clear();
+  const c10::DataPtr other = take(3 * kMiB);
+  EXPECT_EQ(block_use().free, 97 * kMiB);
+}
+
 TEST_F(Blocks, ReleaseGivesAllOfThemBack) {
   take(40 * kMiB).clear();
   EXPECT_EQ(block_use().free, 40 * kMiB);
