@@ -75,6 +75,23 @@ class Plan(unittest.TestCase):
         self.assertIn("recv_input", both[1])
         self.assertNotIn("recv_input", both[0])
 
+    def memory(self, *arguments):
+        text = self.plan("--world-size=2", "--quiet", *arguments)
+        scale = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+        line = re.search(r"^# memory: (.*)", text, re.M)[1]
+        return {kind: float(n) * scale[unit] for kind, n, unit in re.findall(r"([a-z][a-z ]*) ([0-9.]+) (\w+)(?:,|:|$)", line)}
+
+    def test_memory_has_what_stays_between_uses(self):
+        # A reshard keeps the bf16 casts of units that a rank has whole: under tensor parallelism all but the norms.
+        tp = self.memory("--parallelism.tensor_parallel_degree=2")
+        self.assertGreater(tp["cast weights"], 0.95 * tp["masters"] / 2)
+        self.assertLess(tp["free buffers of units"], 0.05 * tp["masters"])
+        # Of those that are gathered it gives back the memory, and the pool keeps it.
+        fsdp = self.memory("--parallelism.data_parallel_shard_degree=2", "--micro-batches=1")
+        self.assertLess(fsdp["cast weights"], 0.5 * fsdp["masters"])
+        self.assertGreater(fsdp["free buffers of units"], 0)
+        self.assertAlmostEqual(sum(n for kind, n in fsdp.items() if kind != "about"), fsdp["about"], delta=0.01 * fsdp["about"])
+
     def test_what_is_wrong_is_named(self):
         self.assertIn("rank 2 of 2: allowed: 0 to 1", self.plan("--world-size=2", "--rank=2", fails=True))
         self.assertIn("--simulate", self.plan("--html", "x.html", fails=True))

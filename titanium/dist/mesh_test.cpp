@@ -50,7 +50,7 @@ TEST(Mesh, OfOneRankNeedsNoTransport) {
   EXPECT_EQ(mesh.data().sum(2.5), 2.5);
 }
 
-// A rank of a cluster that is not there: the same groups, other ranks that say what it says, and no tensors.
+// A rank of a cluster that is not there: the same groups, for all of which it speaks, and no tensors.
 TEST(Mesh, OfAPlannedWorld) {
   const ParallelDims d = dims(2, 3, 2);
   const Mesh mesh(d, planned_world(9, 12));
@@ -60,7 +60,7 @@ TEST(Mesh, OfAPlannedWorld) {
   EXPECT_EQ(mesh.data().size(), 6);
   EXPECT_EQ(mesh.data().rank(), 4);
   EXPECT_EQ(mesh.replicas(1, 2).size(), 3);
-  EXPECT_EQ(mesh.all().exchange("a"), std::vector<std::string>(12, "a"));
+  EXPECT_EQ(mesh.all().exchange("a"), std::vector<std::string>{"a"});
   EXPECT_THROW(mesh.tp().all_gather(at::ones({2})), Bug);
 }
 
