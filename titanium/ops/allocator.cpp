@@ -3,13 +3,10 @@
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <list>
 #include <mutex>
-
-#include "titanium/base/error.h"
 
 namespace titanium {
 namespace {
@@ -91,7 +88,7 @@ class BlockAllocator final : public c10::Allocator {
     if (data == MAP_FAILED) {
       const std::lock_guard lock(mutex_);
       use_.used -= bytes;
-      throw BadConfig("out of memory: {} bytes for a tensor were refused: {}", bytes, std::strerror(errno));
+      TORCH_CHECK(false, "can't allocate memory: ", bytes, " bytes for a tensor were refused");  // as ATen's
     }
     madvise(data, bytes, MADV_HUGEPAGE);  // fewer faults at the first touch; a hint only
     return data;
