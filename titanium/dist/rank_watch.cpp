@@ -128,8 +128,11 @@ struct RankWatch::Shared {
   Clock::time_point failed_at;
   struct Seen {
     int64_t count = -1, progress = 0;
-    Clock::time_point since;                   // the count is as it is
-    std::optional<Clock::time_point> went_on;  // when the progress was last seen to change
+    Clock::time_point since;  // the count is as it is
+    // When the progress was last seen to change.  Of a first look nothing is known: it counts as one, unless
+    // the rank's process does not answer.
+    Clock::time_point went_on;
+    bool changed = false;
   };
   std::map<int, Seen> seen;
 
@@ -355,7 +358,8 @@ struct RankWatch::Shared {
     }
     if (waited < options.timeout) return false;
     const int rank = culprit(longest->ranks);
-    if (seen[rank].went_on && Clock::now() - *seen[rank].went_on < options.timeout) return false;
+    const Seen& one = seen[rank];
+    if ((one.changed || !stale(rank)) && Clock::now() - one.went_on < options.timeout) return false;
     return tell(
         rank,
         fmt::format("did not come within {:g} s (comm.train_timeout_seconds) while rank {} waited in {}{}",
@@ -368,7 +372,8 @@ struct RankWatch::Shared {
     Seen& one = seen[rank];
     const bool first = one.count < 0;
     if (beat.count != one.count) one.since = Clock::now();
-    if (beat.progress != one.progress && !first) one.went_on = Clock::now();
+    if (first || beat.progress != one.progress) one.went_on = Clock::now();
+    one.changed = one.changed || (!first && beat.progress != one.progress);
     one.count = beat.count;
     one.progress = beat.progress;
     return beat;

@@ -1,18 +1,24 @@
 #include "titanium/models/kv_cache.h"
 
 #include <ATen/ATen.h>
+#include <sys/mman.h>
 
 #include <cstring>
 
 #include "titanium/base/error.h"
+#include "titanium/shard/buffer.h"
 
 namespace titanium {
 
 KvCache::KvCache(int64_t layers, int64_t slots, int64_t capacity, int64_t K, int64_t H, at::ScalarType dtype)
     : capacity_(capacity), lengths_(slots, 0) {
   for (int64_t layer = 0; layer < layers; ++layer) {
-    k_.push_back(at::empty({slots * capacity, K, H}, at::TensorOptions().dtype(dtype)));
-    v_.push_back(at::empty({slots * capacity, K, H}, at::TensorOptions().dtype(dtype)));
+    for (std::vector<at::Tensor>* cache : {&k_, &v_}) {
+      const at::Tensor pages = zero_pages(slots * capacity * K * H, dtype);
+      // Much of it may never be written: small pages take memory for what is.
+      madvise(pages.data_ptr(), pages.nbytes(), MADV_NOHUGEPAGE);
+      cache->push_back(pages.view({slots * capacity, K, H}));
+    }
   }
 }
 

@@ -37,7 +37,8 @@ std::string lines_of(const std::string& name, const Json& json) {
                            value.dump(-1, ' ', false, Json::error_handler_t::replace));
     }
   }
-  return lines;
+  // The whole at last: {} and [] and null are alike as lines.
+  return lines + json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace

@@ -3,10 +3,7 @@
 #include <ATen/ATen.h>
 #include <sys/mman.h>
 
-#include <cerrno>
-#include <cstring>
-
-#include "titanium/base/error.h"
+#include "titanium/ops/allocator.h"
 
 namespace titanium {
 
@@ -14,9 +11,15 @@ at::Tensor zero_pages(int64_t n, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   if (n == 0) return at::empty({0}, options);
   const size_t bytes = static_cast<size_t>(n) * c10::elementSize(dtype);
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED)
-    throw BadConfig("out of memory: {} bytes for a unit were refused: {}", bytes, strerror(errno));
+  const auto map = [bytes] {
+    return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  };
+  void* data = map();
+  if (data == MAP_FAILED) {
+    release_free_blocks();
+    data = map();
+  }
+  TORCH_CHECK(data != MAP_FAILED, "can't allocate memory: ", bytes, " bytes were refused");  // as ATen's
   madvise(data, bytes, MADV_HUGEPAGE);  // fewer faults at the first touch; a hint only
   return at::from_blob(
       data, {n}, [bytes](void* p) { munmap(p, bytes); }, options);

@@ -12,6 +12,7 @@
 #include "titanium/base/error.h"
 #include "titanium/dist/agree.h"
 #include "titanium/loss/sft.h"
+#include "titanium/ops/allocator.h"
 #include "titanium/report/format.h"
 #include "titanium/train/estimate.h"
 #include "titanium/train/micro_batches.h"
@@ -338,8 +339,8 @@ std::optional<double> Trainer::validate() {
   mean.loss_agg_mode = "token-mean";
   // Some micro-batches a pass: enough to fill a pipeline, and memory does not grow with the set.
   const Mesh& mesh = session_.store->mesh();
-  const int64_t at_once =
-      16 * config_.training.max_tokens_per_microbatch * mesh.data().size() * mesh.pp().size();
+  const int64_t at_once = config_.training.max_tokens_per_microbatch *
+                          std::max<int64_t>(16, int64_t{2} * mesh.data().size() * mesh.pp().size());
   double sum = 0;
   for (size_t i = 0; i < end;) {
     std::vector<Sample> samples;
@@ -457,6 +458,7 @@ void Trainer::export_model() {
   const auto folder = in_dump_folder(config_, config_.checkpoint.export_folder);
   export_hf(*session_.store, session_.spec.config.to_json(config_.checkpoint.export_dtype), folder,
             export_options());
+  release_free_blocks();
   log_.info("model written to {}", folder.string());
 }
 
@@ -474,6 +476,7 @@ Trainer::Outcome Trainer::run(const std::atomic<bool>& stop) {
   const auto evaluate = [&](std::optional<double>& into) {
     world_->progress(step_, "validation");
     into = validate();
+    release_free_blocks();  // of another shape than a step's
     if (into && report) report->validation(step_, *into);
   };
   // A signal reaches the ranks at different moments; all stop after the same update.

@@ -5,17 +5,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <set>
 
 #include "titanium/base/error.h"
-#include "titanium/dist/agree.h"
 #include "titanium/formats/mapped_file.h"
 #include "titanium/formats/safetensors.h"
 #include "titanium/weights/hash.h"
 #include "titanium/weights/manifest.h"
+#include "titanium/weights/patience.h"
 #include "titanium/weights/scalar_type.h"
 
 namespace titanium {
@@ -106,7 +107,7 @@ class Loader {
         files_(folder, manifest_) {}
 
   // All that can be wrong; what passes here is written.
-  void check() {
+  void check(const std::atomic<bool>& lost) {
     store_.check_free();
     check_optimizer();
     check_names();
@@ -118,7 +119,7 @@ class Loader {
           plan(slice, state, to_dtype(optimizer_->state_dtype(*slice.unit)));
       }
     }
-    verify();
+    verify(lost);
   }
 
   LoadedCheckpoint write() {
@@ -239,7 +240,7 @@ class Loader {
   }
 
   // The checksums of all that will be read.
-  void verify() {
+  void verify(const std::atomic<bool>& lost) {
     struct Bytes {
       const SavedSlice* saved;
       std::span<const std::byte> bytes;
@@ -257,8 +258,9 @@ class Loader {
     }
     std::vector<char> bad(all.size(), 0);
     at::parallel_for(0, static_cast<int64_t>(all.size()), 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i) bad[i] = Hash64::of(all[i].bytes) != all[i].hash;
+      for (int64_t i = from; i < to && !lost; ++i) bad[i] = Hash64::of(all[i].bytes) != all[i].hash;
     });
+    if (lost) throw RankLost("another rank is lost, so the load ends");
     for (size_t i = 0; i < all.size(); ++i) {
       if (bad[i]) {
         throw BadCheckpoint("{}: '{}' of the weight '{}' is not what was saved (its checksum differs)",
@@ -300,9 +302,10 @@ class Loader {
 
 LoadedCheckpoint load_checkpoint(const fs::path& folder, ParamStore& store, Optimizer* optimizer) {
   std::optional<Loader> loader;
-  agree(store.mesh().all(), [&] {
+  // With patience: one host may have in memory what another reads from a disk.
+  agree_patiently(store.mesh().all(), [&](const std::atomic<bool>& lost) {
     loader.emplace(folder, store, optimizer);
-    loader->check();
+    loader->check(lost);
   });
   return loader->write();
 }

@@ -249,7 +249,7 @@ void export_hf(const ParamStore& store, const Json& config, const fs::path& fold
   partial += ".partial";
   bool there = false;
   Files files;
-  agree(ranks, [&] {
+  agree_patiently(ranks, [&](const std::atomic<bool>&) {  // an old export may take long to be removed
     files = lay_out(store, options);
     if (!first) return;
     put_back(target);
@@ -278,7 +278,7 @@ void export_hf(const ParamStore& store, const Json& config, const fs::path& fold
     }
     throw;
   }
-  agree(ranks, [&] {
+  agree_patiently(ranks, [&](const std::atomic<bool>&) {
     if (!first) return;
     if (options.fsync) sync_folder(target.has_parent_path() ? target.parent_path() : fs::path("."));
     std::error_code error;

@@ -123,7 +123,8 @@ void SaveJob::save(const std::string& refused) {
   const fs::path partial = options_.folder / (checkpoint_name(manifest_.step) + ".partial");
   std::string mine;
   try {
-    agree(ranks_, [&] {
+    // With patience: deleting old checkpoints may take a file system long.
+    agree_patiently(ranks_, [&](const std::atomic<bool>&) {
       as_checkpoint([&] {
         stage("files");
         if (!refused.empty()) throw BadCheckpoint("{}: {}", partial.string(), refused);
@@ -143,7 +144,7 @@ void SaveJob::save(const std::string& refused) {
       if (ranks_.size() > 1) mine = for_rank_0();
     });
     const std::vector<std::string> all = ranks_.exchange(mine);
-    agree(ranks_, [&] {
+    agree_patiently(ranks_, [&](const std::atomic<bool>&) {
       if (first) as_checkpoint([&] { finish(partial, all); });
     });
   } catch (const RankLost&) {
