@@ -227,7 +227,7 @@ void expect_parts(const std::string& text, const std::vector<std::string>& parts
 }
 
 void expect_error(int rank, const std::string& addr, int port, const std::vector<std::string>& parts) {
-  expect_parts(error_of({.init_timeout_seconds = 1, .train_timeout_seconds = 1}, rank, 2, addr, port), parts);
+  expect_parts(error_of({.init_timeout_seconds = 3, .train_timeout_seconds = 1}, rank, 2, addr, port), parts);
 }
 
 TEST(GlooMeeting, WhatIsWrongIsNamed) {
@@ -251,7 +251,7 @@ TEST(GlooMeeting, WhatIsWrongIsNamed) {
          {fmt::format("MASTER_PORT={}", port_of(talks)), "not rank 0 of this run"});
   waits.push_back(std::async(std::launch::async, [&] {
     pollfd wait = {.fd = talks, .events = POLLIN, .revents = 0};
-    while (poll(&wait, 1, 1500) > 0) {
+    while (poll(&wait, 1, 4000) > 0) {
       const int client = accept(talks, nullptr, nullptr);
       const std::string text = "HTTP/1.1 400 Bad Request\r\n\r\n";
       if (write(client, text.data(), text.size()) < 0) break;
