@@ -180,7 +180,10 @@ def find():
                 return int(pid)
         except OSError:
             pass
+end = time.monotonic() + 120  # the test itself may have died
 while not (pid := find()):
+    if time.monotonic() > end:
+        sys.exit("no process to kill")
     time.sleep(0.01)
 time.sleep(float(sys.argv[2]))
 os.kill(pid, signal.SIGKILL)
