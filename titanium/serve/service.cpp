@@ -30,15 +30,14 @@ bool same(const CommConfig& a, const CommConfig& b) {
 // A line for every argument, so that one that differs, or that one rank alone has, can be named.
 std::string lines_of(const std::string& name, const Json& json) {
   std::string lines = name + '\n';
-  const Json flat = json.flatten();
-  for (const auto& [path, value] : flat.items()) {  // "/loss/clip_ratio"
-    if (!path.empty()) {
-      lines += fmt::format("{} = {}\n", path.substr(1),
-                           value.dump(-1, ' ', false, Json::error_handler_t::replace));
-    }
+  const Json flat = json.flatten();  // "/loss/clip_ratio"; {} and [] are null in it
+  for (const auto& [path, value] : flat.items()) {
+    if (path.empty()) continue;
+    const Json& given = value.is_null() ? json.at(Json::json_pointer(path)) : value;
+    lines +=
+        fmt::format("{} = {}\n", path.substr(1), given.dump(-1, ' ', false, Json::error_handler_t::replace));
   }
-  // The whole at last: {} and [] and null are alike as lines.
-  return lines + json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return lines;
 }
 
 }  // namespace
