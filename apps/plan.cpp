@@ -129,8 +129,7 @@ int run_plan(const Flags& flags, const std::vector<std::string>& overrides) {
   if (shape.micro_batches > kMostMicroBatches) {
     throw BadConfig(
         "training.global_batch_size = {}, training.global_batch_tokens = {}: more than {} micro-batches of "
-        "{} "
-        "tokens a data rank; a plan of fewer: --micro-batches N",
+        "{} tokens a data rank; a plan of fewer: --micro-batches N",
         config.training.global_batch_size, config.training.global_batch_tokens, kMostMicroBatches,
         shape.tokens);
   }

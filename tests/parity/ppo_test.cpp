@@ -8,6 +8,7 @@
 #include "titanium/engine/engine.h"
 #include "titanium/formats/gguf_to_hf.h"
 #include "titanium/loss/policy_loss.h"
+#include "titanium/ops/tile_gemm.h"
 
 namespace titanium {
 namespace {
@@ -116,10 +117,15 @@ TEST_F(PpoOnSmolLm2, InFp32EqualsTransformers) {
   }
 }
 
-// Both round to bf16, each in its own places, and what the roundings have in common grows with every update:
-// of three updates the farthest is by chance this one's or that one's.  On AVX-512 the gradient norm is 0.16
-// from fp32, on AVX2 0.33, transformers' 0.24.
-TEST_F(PpoOnSmolLm2, InBf16IsAsFarFromFp32AsTransformers) {
+// No farther, with the kernels that multiply bf16.  Without them (AVX2: 0.33 in the gradient norm, against
+// transformers' 0.24; sanitized builds: 0.31) at most twice as far: both round, each in its own places, and
+// after three updates most of the distance is common.
+TEST_F(PpoOnSmolLm2, InBf16IsNoFartherFromFp32ThanTransformers) {
+#ifdef TITANIUM_NO_CLONES
+  const double times = 2;
+#else
+  const double times = has_bf16_tiles() ? 1 : 2;
+#endif
   const auto steps = train("bfloat16", 400);
   for (const char* what : {"loss", "grad_norm"}) {
     double ours = 0, theirs = 0;  // over the updates: a single difference can be small by chance
@@ -129,7 +135,7 @@ TEST_F(PpoOnSmolLm2, InBf16IsAsFarFromFp32AsTransformers) {
       ours = std::max(ours, std::abs(value - exact));
       theirs = std::max(theirs, std::abs(data_["bf16_autocast"][i][what].get<double>() - exact));
     }
-    EXPECT_LE(ours, 2 * theirs) << what;
+    EXPECT_LE(ours, times * theirs) << what;
   }
 }
 

@@ -215,6 +215,12 @@ class Ranks(unittest.TestCase):
                 ({"keep_fp32": ["model.norm.weight"]}, differs + "'keep_fp32/0 = \"model.norm.weight\"' against ''"),
             ):
                 all_refused(lambda engine: engine.get_per_tensor_param(**option if engine.rank == 1 else {}), re.escape(words), titanium.BadConfig)
+            empty = ({}, [], None)  # are three things
+            for one, other in ((0, 1), (1, 2), (2, 0)):
+                all_refused(
+                    lambda engine: engine._call("weights_begin", {"keep_fp32": empty[other] if engine.rank == 1 else empty[one]}),
+                    differs + "'keep_fp32", titanium.BadConfig,
+                )  # fmt: skip
             with self.assertRaisesRegex(titanium.BadConfig, "dtype is a type") as caught:  # on the client
                 ranks.each(lambda engine: engine.get_per_tensor_param(**{"dtype": np.float32} if engine.rank == 0 else {}))
             self.assertEqual([type(error) for error in caught.exception.all], [titanium.BadConfig] * 2)

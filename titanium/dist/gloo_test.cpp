@@ -73,6 +73,27 @@ TEST(GlooWorld, ARankThatGoesOnIsWaitedFor) {
   }
 }
 
+// Rank 0 waits for rank 1, which goes on for long and then waits for rank 2.  Of rank 2 rank 0 knows nothing
+// then, and nothing is no verdict.
+TEST(GlooWorld, WhoIsSeenForTheFirstTimeIsWaitedFor) {
+  run_processes(
+      3,
+      [](std::shared_ptr<World> world) {
+        world->group({0, 1, 2}).barrier();
+        world->progress(0, "forward");
+        if (world->rank() == 1) {
+          for (int i = 0; i < 13; ++i) {  // longer than the timeout
+            std::this_thread::sleep_for(milliseconds(250));
+            world->progress(i, "forward");
+          }
+        }
+        if (world->rank() == 2) std::this_thread::sleep_for(milliseconds(4100));
+        if (world->rank() != 0) world->group({1, 2}).barrier();
+        if (world->rank() != 2) world->group({0, 1}).barrier();
+      },
+      milliseconds(3000));
+}
+
 TEST(GlooWorld, TwoThreadsMakeGroupsInAnyOrder) {
   run_processes(
       2,

@@ -1,7 +1,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <fstream>
 
 #include "titanium/base/error.h"
 #include "titanium/formats/json.h"
@@ -140,6 +142,21 @@ TEST(KvCache, SlotsGrowOnTheirOwnAndNeverOverflow) {
   cache.advance(1, 1);
   EXPECT_THROW(cache.append(0, {1}, {0, 1}, b, b), Bug);
   EXPECT_THROW(cache.append(0, {0}, {0, 1}, a, a), Bug);
+}
+
+TEST(KvCache, OnlyWhatIsWrittenTakesMemory) {
+  const auto resident = [] {  // bytes
+    int64_t all = 0, pages = 0;
+    std::ifstream("/proc/self/statm") >> all >> pages;
+    return pages * ::sysconf(_SC_PAGESIZE);
+  };
+  const int64_t before = resident();
+  KvCache cache(4, 64, 8192, 3, 64, at::kBFloat16);  // 64 slots of 3 MB in each of 8 tensors
+  const at::Tensor row = at::ones({1, 3, 64}, at::kBFloat16);
+  for (int64_t slot = 0; slot < 64; ++slot) {
+    for (int64_t layer = 0; layer < 4; ++layer) cache.append(layer, {slot}, {0, 1}, row, row);
+  }
+  EXPECT_LT(resident() - before, int64_t{64} << 20);  // in huge pages 1 GiB
 }
 
 TEST(ValueHead, TakesThePlaceOfTheVocabulary) {

@@ -24,7 +24,7 @@ class BlockAllocator final : public c10::Allocator {
     if (n < static_cast<size_t>(kLeastBlock)) return c10::GetDefaultCPUAllocator()->allocate(n);
     const int64_t bytes = (static_cast<int64_t>(n) + kStep - 1) / kStep * kStep;
     Block* block = take(bytes);
-    if (block == nullptr) block = new Block{map(bytes), bytes};
+    if (block == nullptr) block = make(bytes);
     return {block->data, block, &give_back, c10::Device(c10::kCPU)};
   }
   void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
@@ -58,40 +58,27 @@ class BlockAllocator final : public c10::Allocator {
  private:
   // The smallest free block of at most an eighth more; of those the one freed last, which the caches know.
   Block* take(int64_t bytes) {
-    {
-      const std::lock_guard lock(mutex_);
-      use_.used += bytes;
-      auto best = free_.end();
-      for (auto at = free_.begin(); at != free_.end(); ++at) {
-        const int64_t size = (*at)->bytes;
-        if (size >= bytes && size <= bytes + bytes / 8 && (best == free_.end() || size <= (*best)->bytes))
-          best = at;
-      }
-      if (best != free_.end()) {
-        Block* block = *best;
-        free_.erase(best);
-        use_.free -= block->bytes;
-        use_.used += block->bytes - bytes;
-        return block;
-      }
+    const std::lock_guard lock(mutex_);
+    auto best = free_.end();
+    for (auto at = free_.begin(); at != free_.end(); ++at) {
+      const int64_t size = (*at)->bytes;
+      if (size >= bytes && size <= bytes + bytes / 8 && (best == free_.end() || size <= (*best)->bytes))
+        best = at;
     }
-    release(kMostFreeBlocks, bytes);
-    return nullptr;
+    if (best == free_.end()) return nullptr;
+    Block* block = *best;
+    free_.erase(best);
+    use_.free -= block->bytes;
+    use_.used += block->bytes;
+    return block;
   }
 
-  void* map(int64_t bytes) {
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) {
-      release(0);
-      data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    }
-    if (data == MAP_FAILED) {
-      const std::lock_guard lock(mutex_);
-      use_.used -= bytes;
-      TORCH_CHECK(false, "can't allocate memory: ", bytes, " bytes for a tensor were refused");  // as ATen's
-    }
-    madvise(data, bytes, MADV_HUGEPAGE);  // fewer faults at the first touch; a hint only
-    return data;
+  Block* make(int64_t bytes) {
+    release(kMostFreeBlocks, bytes);
+    auto* block = new Block{map_pages(bytes), bytes};
+    const std::lock_guard lock(mutex_);
+    use_.used += bytes;
+    return block;
   }
 
   static void give_back(void* context) {
@@ -124,6 +111,20 @@ BlockUse block_use() {
 
 void release_free_blocks() {
   BlockAllocator::instance().release(0);
+}
+
+void* map_pages(int64_t bytes) {
+  const auto map = [bytes] {
+    return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  };
+  void* data = map();
+  if (data == MAP_FAILED) {
+    release_free_blocks();
+    data = map();
+  }
+  TORCH_CHECK(data != MAP_FAILED, "can't allocate memory: ", bytes, " bytes were refused");
+  madvise(data, bytes, MADV_HUGEPAGE);  // fewer faults at the first touch; a hint only
+  return data;
 }
 
 }  // namespace titanium

@@ -24,4 +24,8 @@ BlockUse block_use();
 // Gives the free ones back to the system.
 void release_free_blocks();
 
+// Pages of zeros straight from the system, huge ones where it has them; munmap gives them back.  Where it
+// refuses, free blocks are given back first; then c10::Error, as ATen's own.
+void* map_pages(int64_t bytes);
+
 }  // namespace titanium

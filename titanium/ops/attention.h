@@ -34,8 +34,8 @@ struct AttentionSpec {
                                   // key, so a document may have more keys than queries (a KV cache)
   std::vector<int64_t> k_starts;  // [D], where the keys of each document begin in k and v, which may hold
                                   // more than those (a cache with room to grow); empty: one after another
-  int64_t window = 0;  // a query sees the keys with 0 <= q - k < window; 0 = all before it
-  double scale = 0;    // 0 = 1 / sqrt(H)
+  int64_t window = 0;             // a query sees the keys with 0 <= q - k < window; 0 = all before it
+  double scale = 0;               // 0 = 1 / sqrt(H)
 };
 
 // q [Tq, N, H], k and v [Tk, K, H] -> [Tq, N, H].  With k_starts there is no gradient.  Query head n uses key

@@ -134,10 +134,11 @@ PackedWeight::PackedWeight(const at::Tensor& w) : blocks_(pack_weight(w)) {}
 at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                             const at::Tensor& residual) {
   if (x.scalar_type() != at::kBFloat16) {
+    const at::Tensor dense = x.contiguous();  // MKL's order of a sum depends on how a matrix lies
     at::Tensor start = residual.defined() && bias.defined() ? residual + bias
                        : residual.defined()                 ? residual
                                                             : bias;
-    return start.defined() ? at::addmm(start, x, w.t()) : at::mm(x, w.t());
+    return start.defined() ? at::addmm(start, dense, w.t()) : at::mm(dense, w.t());
   }
   const at::Tensor a = by_rows(x), b = by_rows(w), more = residual.defined() ? by_rows(residual) : residual;
   const at::Tensor offset = bias.defined() ? bias.contiguous() : bias;
@@ -159,19 +160,19 @@ at::Tensor wide_times_transposed(const at::Tensor& x, const PackedWeight& w) {
 }
 
 at::Tensor times(const at::Tensor& g, const at::Tensor& w) {
-  if (g.scalar_type() != at::kBFloat16) return at::mm(g, w);
+  if (g.scalar_type() != at::kBFloat16) return at::mm(g.contiguous(), w);
   return product(by_rows(g), by_rows(w),
                  [](const auto& left, const auto& right) { return finish_product(left, right, {}, {}); });
 }
 
 at::Tensor wide_times_transposed(const at::Tensor& x, const at::Tensor& w) {
-  if (x.scalar_type() != at::kBFloat16) return at::mm(x, w.t());
+  if (x.scalar_type() != at::kBFloat16) return at::mm(x.contiguous(), w.t());
   return product_transposed(by_rows(x), by_rows(w),
                             [](const auto& left, const auto& right) { return wide_product(left, right); });
 }
 
 at::Tensor wide_times(const at::Tensor& g, const at::Tensor& w) {
-  if (g.scalar_type() != at::kBFloat16) return at::mm(g, w);
+  if (g.scalar_type() != at::kBFloat16) return at::mm(g.contiguous(), w);
   return product(by_rows(g), by_rows(w),
                  [](const auto& left, const auto& right) { return wide_product(left, right); });
 }

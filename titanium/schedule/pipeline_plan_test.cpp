@@ -87,10 +87,23 @@ TEST(PipelinePlans, AllEndTogether) {
       cost.blocks.assign(task.part.blocks.size(), {1, 1, 1, 0.1});
       cost.units.assign(task.part.units.size(), {0.1, 0.1, 0, 0});
     }
-    Timeline timeline;
-    ASSERT_NO_THROW(timeline = simulate(plans, c.tasks, costs)) << seed << ' ' << c.text();
-    for (int32_t r = 0; r < c.ranks; ++r)
-      ASSERT_GE(timeline.ranks[r].busy, c.micro_batches) << seed << ' ' << c.text();
+    const Timeline timeline = simulate(plans, c.tasks, costs);
+    double way = 0;  // of one micro-batch through all stages
+    for (int32_t r = 0; r < c.ranks; ++r) {
+      const ModelPart& part = c.tasks[r].part;
+      const std::vector<bool> backward = part.backward_blocks();
+      const auto has_backward = std::count(backward.begin(), backward.end(), true);
+      const auto again = std::count_if(plans[r].begin(), plans[r].end(),
+                                       [](const Action& a) { return a.kind == Kind::kRecompute; });
+      const auto forwards = static_cast<double>(part.blocks.size());
+      const double work = forwards + (c.forward_only ? 0 : 2.0 * static_cast<double>(has_backward));
+      ASSERT_NEAR(timeline.ranks[r].busy, c.micro_batches * work + static_cast<double>(again), 1e-6)
+          << seed << ' ' << c.text() << " rank " << r;
+      ASSERT_GE(timeline.seconds, timeline.ranks[r].busy - 1e-6) << seed << ' ' << c.text();
+      way += forwards;
+      for (const PlanStage& stage : part.stages) way += stage.sends() ? 0.1 : 0;
+    }
+    ASSERT_GE(timeline.seconds, way - 1e-6) << seed << ' ' << c.text();
   }
 }
 
@@ -203,6 +216,12 @@ TEST(PipelinePlans, RanksThatWaitForEachOtherAreNamed) {
     return a.kind == Kind::kRecvOutputGrad && a.half == Half::kWait;
   });
   first.insert(wait + 1, moved);
+  std::vector<PlanCosts> costs(2);
+  for (size_t r = 0; r < 2; ++r) {
+    costs[r].blocks.resize(one.tasks[r].part.blocks.size());
+    costs[r].units.resize(one.tasks[r].part.units.size());
+  }
+  EXPECT_THROW(simulate(plans, one.tasks, costs), Bug);
   try {
     check_together(plans, one.tasks);
     FAIL();

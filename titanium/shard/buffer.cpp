@@ -10,17 +10,8 @@ namespace titanium {
 at::Tensor zero_pages(int64_t n, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   if (n == 0) return at::empty({0}, options);
-  const size_t bytes = static_cast<size_t>(n) * c10::elementSize(dtype);
-  const auto map = [bytes] {
-    return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  };
-  void* data = map();
-  if (data == MAP_FAILED) {
-    release_free_blocks();
-    data = map();
-  }
-  TORCH_CHECK(data != MAP_FAILED, "can't allocate memory: ", bytes, " bytes were refused");  // as ATen's
-  madvise(data, bytes, MADV_HUGEPAGE);  // fewer faults at the first touch; a hint only
+  const int64_t bytes = n * static_cast<int64_t>(c10::elementSize(dtype));
+  void* data = map_pages(bytes);
   return at::from_blob(
       data, {n}, [bytes](void* p) { munmap(p, bytes); }, options);
 }

@@ -105,7 +105,8 @@ Hardware calibrate(const TrainConfig& config, const StepShape& shape, World& wor
   const auto element = static_cast<int64_t>(c10::elementSize(compute));
   const auto touch = [&](int block) {
     for (const int unit : store.units_of_block(block)) {
-      store.unit(unit).shard().normal_(0, 0.02);
+      const at::Tensor& shard = store.unit(unit).shard();
+      shard.copy_(at::randn(shard.sizes(), shard.options())).mul_(0.02);
       store.unit(unit).written();
       store.unit(unit).unshard();
       store.unit(unit).zero_grad();

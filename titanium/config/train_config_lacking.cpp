@@ -1,0 +1,70 @@
+// The keys of torchtitan that are not here, and why.
+#include "titanium/config/train_config_fields.h"
+
+namespace titanium {
+
+std::vector<LackingKey> lacking_keys() {
+  constexpr const char* kAlwaysSo =
+      "always so in bfloat16; in float32 and float64 for a fixed training.threads";
+  return {
+      {"training", "local_batch_size",
+       "a step is global_batch_size sequences, cut into micro-batches of max_tokens_per_microbatch tokens"},
+      {"training", "disable_cuda_graphs", "titanium has no CUDA graphs"},
+      {"training", "gc_freq", "there is no Python garbage collector here"},
+      {"training", "gc_debug", "there is no Python garbage collector here"},
+      {"training", "deterministic", kAlwaysSo},
+      {"optimizer", "param_groups", "one group: name, lr, beta1, ... stand in [optimizer] itself"},
+      {"optimizer", "implementation",
+       "there is one implementation, fused; bf16 state is optimizer.state_dtype"},
+      {"optimizer", "optimizer_factory_kwargs_by_name", "name, lr, beta1, ... stand in [optimizer] itself"},
+      {"checkpoint", "initial_load_in_hf_quantized", "quantized weights are not supported"},
+      {"checkpoint", "last_save_model_only",
+       "the last checkpoint is always complete; weights alone are what last_save_in_hf exports"},
+      {"checkpoint", "exclude_from_loading", "not in this version"},
+      {"checkpoint", "enable_first_step_checkpoint", "not in this version"},
+      {"checkpoint", "create_seed_checkpoint",
+       "not needed: a random start is a function of training.seed, on any mesh"},
+      {"checkpoint", "load_only", "use checkpoint.enable = false with checkpoint.initial_load_path"},
+      {"activation_checkpoint", "preserve_rng_state", "there is no state of a random generator to preserve"},
+      {"activation_checkpoint", "determinism_check", "recomputed values are the same by construction"},
+      {"activation_checkpoint", "debug", "not in this version"},
+      {"activation_checkpoint", "force_recompute_mm_shapes_by_fqns", "not in this version"},
+      {"activation_checkpoint", "memory_budget",
+       "needs a graph compiler; use mode = \"selective\" or \"full\""},
+      {"activation_checkpoint", "visualize_memory_budget_pareto", "needs a graph compiler"},
+      {"parallelism", "enable_fsdp_symm_mem", "not in this version"},
+      {"parallelism", "enable_sequence_parallel", "always on where tensor_parallel_degree > 1"},
+      {"parallelism", "spmd_backend", "titanium has no DTensor"},
+      {"parallelism", "module_fqns_per_model_part", "not in this version"},
+      {"parallelism", "pipeline_parallel_microbatch_size",
+       "micro-batches follow from training.max_tokens_per_microbatch"},
+      {"parallelism", "context_parallel_load_balancer", "not in this version"},
+      {"parallelism", "context_parallel_ptrr_mask_key", "not in this version"},
+      {"metrics", "disable_color_printing", "titanium prints no colours"},
+      {"metrics", "save_for_all_ranks", "metrics are sums over all ranks; one rank writes them"},
+      {"metrics", "enable_wandb", "read metrics.jsonl_file or the TensorBoard files from there"},
+      {"validator", "dataloader", "use data.validation_path or data.validation_split"},
+      {"comm", "trace_buf_size", "not in this version"},
+      {"comm", "save_traces_folder", "not in this version"},
+      {"comm", "save_traces_file_prefix", "not in this version"},
+      {"comm", "mode", "not in this version"},
+      {"debug", "seed", "use training.seed"},
+      {"debug", "deterministic", kAlwaysSo},
+      {"debug", "deterministic_warn_only", kAlwaysSo},
+      {"debug", "print_config", "use the flag --print-config"},
+      {"debug", "", "not in this version; seed is a key of [training]"},
+      {"dataloader", "dataset_path", "use data.path"},
+      {"dataloader", "", "use [data]"},
+      {"tokenizer", "", "the tokenizer is that of model.path"},
+      {"loss", "", "the head is always chunked; averaging is training.loss_agg_mode"},
+      {"profiler", "", "not in this version"},
+      {"profiling", "", "not in this version"},
+      {"compile", "", "titanium has no graph compiler; its kernels are fused by hand"},
+      {"override", "", "there are no Python classes to replace"},
+      {"", "model_spec", "the model is that of model.path"},
+      {"validation", "", "the section is called [validator], as in torchtitan 0.3.0"},
+      {"job", "", "dump_folder stands before the first section"},
+  };
+}
+
+}  // namespace titanium
