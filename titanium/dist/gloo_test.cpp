@@ -82,16 +82,16 @@ TEST(GlooWorld, WhoIsSeenForTheFirstTimeIsWaitedFor) {
         world->group({0, 1, 2}).barrier();
         world->progress(0, "forward");
         if (world->rank() == 1) {
-          for (int i = 0; i < 13; ++i) {  // longer than the timeout
+          for (int i = 0; i < 25; ++i) {  // longer than the timeout
             std::this_thread::sleep_for(milliseconds(250));
             world->progress(i, "forward");
           }
         }
-        if (world->rank() == 2) std::this_thread::sleep_for(milliseconds(4100));
+        if (world->rank() == 2) std::this_thread::sleep_for(milliseconds(8300));
         if (world->rank() != 0) world->group({1, 2}).barrier();
         if (world->rank() != 2) world->group({0, 1}).barrier();
       },
-      milliseconds(3000));
+      milliseconds(6000));
 }
 
 TEST(GlooWorld, TwoThreadsMakeGroupsInAnyOrder) {

@@ -111,6 +111,7 @@ struct RankWatch::Shared {
   std::condition_variable changed;
   bool met = false, stop = false, settled = false, ended = false;
   std::exception_ptr start_error;
+  bool came = false;  // the board has answered: it is the run's
   std::optional<std::string> failure;
   int failed_rank = -1;
   std::map<uint64_t, Waiting> waiting;
@@ -211,6 +212,10 @@ struct RankWatch::Shared {
     }
     if (options.come) options.come(*board);
     board->add("met", 1);
+    {
+      const std::lock_guard lock(mutex);
+      came = true;
+    }
     for (milliseconds pause(5);; pause = std::min(pause * 2, milliseconds(100))) {
       read_end();
       check();
@@ -475,6 +480,10 @@ RankWatch::RankWatch(const RankWatchOptions& options, std::function<std::unique_
   const bool done = shared_->changed.wait_for(lock, options.init_timeout + seconds(2),
                                               [&] { return shared_->met || shared_->ended; });
   if (shared_->start_error) std::rethrow_exception(shared_->start_error);
+  if (!done && shared_->came) {
+    throw RankLost("{}: {} has come and no longer answers ({:g} s, comm.init_timeout_seconds)", options.where,
+                   options.host, options.init_timeout.count() / 1e3);
+  }
   if (!done) {
     throw BadConfig(
         "{}: who listens there did not answer within {:g} s (comm.init_timeout_seconds): it has stopped, or "
